@@ -1,0 +1,34 @@
+//! opencode-pty: terminal sessions an AI coding server can trust.
+//!
+//! Not a public API: the one binary, its tests and the project's own commands share these modules. In reading
+//! order, top-down; `docs/architecture.md` says which may import which.
+
+/// Which program this is, by exact name.
+pub mod role;
+
+/// Sends one start frame with one directory.
+pub mod client;
+/// Runs inside the terminal, up to the command.
+pub mod inner_exec;
+/// Runs inside the session's unit, up to script(1).
+pub mod launcher;
+/// The root service.
+pub mod supervisor;
+
+/// The only modules that speak D-Bus.
+pub mod systemd;
+
+/// The account that sessions run as.
+pub mod account;
+/// What travels on the sockets.
+pub mod frame;
+/// Records for the journal.
+pub mod journal;
+/// Every bound and every fixed path.
+pub mod limits;
+/// Exit codes and how errors read.
+pub mod report;
+/// Every system call that std lacks.
+pub mod sys;
+/// Values that tasks of one thread wait on; deadlines.
+pub mod wait;

@@ -1,0 +1,200 @@
+//! Slots and quotas: who may wait, who is turned away. Pure: time comes in as an argument.
+//!
+//! The server is bounded by its session slots alone; the quota is for everybody else. A slot is a value: whoever
+//! holds it has it, and dropping it gives it back.
+
+use std::time::{Duration, Instant};
+
+use super::peer::Peer;
+use crate::limits::{HANDSHAKES_MAX, STRANGERS_PER_MINUTE};
+use crate::wait::Watched;
+
+/// The counters. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Admission(Watched<Counters>);
+
+#[derive(Debug)]
+struct Counters {
+    sessions_max: usize,
+    sessions: usize,
+    handshakes: usize,
+    strangers: Bucket,
+}
+
+/// Why a connection is turned away before anything is known of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// Too many strangers in the last minute.
+    Rate,
+    /// Too many connections are being authenticated.
+    Crowded,
+}
+
+impl Admission {
+    /// No session, no handshake, a full quota.
+    pub fn new(sessions_max: usize, now: Instant) -> Self {
+        let strangers = Bucket { tokens: f64::from(STRANGERS_PER_MINUTE), filled: now };
+        Self(Watched::new(Counters { sessions_max, sessions: 0, handshakes: 0, strangers }))
+    }
+
+    /// A place to be authenticated in. A stranger, somebody who is not known to be the server's main process, pays
+    /// from the quota; the server does not, and the places strangers hold are not its.
+    pub fn arrive(&self, is_server: bool, now: Instant) -> Result<Handshake, Refused> {
+        self.0.change(|counters| {
+            if is_server {
+                return Ok(());
+            }
+            if counters.handshakes >= HANDSHAKES_MAX {
+                return Err(Refused::Crowded);
+            }
+            if !counters.strangers.take(now) {
+                return Err(Refused::Rate);
+            }
+            counters.handshakes += 1;
+            Ok(())
+        })?;
+        Ok(Handshake { admission: self.clone(), counted: !is_server })
+    }
+
+    /// A session slot for an authenticated peer; `None` when all are taken.
+    pub fn reserve(&self, _peer: &Peer) -> Option<Slot> {
+        let free = self.0.with(|counters| counters.sessions < counters.sessions_max);
+        free.then(|| {
+            self.0.change(|counters| counters.sessions += 1);
+            Slot(self.clone())
+        })
+    }
+
+    /// A slot for what an earlier supervisor left behind and nobody can end. There may be more of these than slots.
+    pub fn occupy(&self) -> Slot {
+        self.0.change(|counters| counters.sessions += 1);
+        Slot(self.clone())
+    }
+
+    /// Sessions now, and at most.
+    pub fn sessions(&self) -> (usize, usize) {
+        self.0.with(|counters| (counters.sessions, counters.sessions_max))
+    }
+
+    /// Waits until the number of sessions is not `known` any more, and gives it.
+    pub async fn sessions_changed(&self, known: usize) -> usize {
+        self.0.wait_for(|counters| (counters.sessions != known).then_some(counters.sessions)).await
+    }
+}
+
+/// A place among those who are being authenticated.
+#[derive(Debug)]
+pub struct Handshake {
+    admission: Admission,
+    counted: bool,
+}
+
+impl Drop for Handshake {
+    fn drop(&mut self) {
+        if self.counted {
+            self.admission.0.change(|counters| counters.handshakes -= 1);
+        }
+    }
+}
+
+/// A session's slot.
+#[derive(Debug)]
+pub struct Slot(Admission);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.0.change(|counters| counters.sessions -= 1);
+    }
+}
+
+/// A token bucket: [`STRANGERS_PER_MINUTE`] at once, and as many again in a minute.
+#[derive(Debug)]
+struct Bucket {
+    tokens: f64,
+    filled: Instant,
+}
+
+impl Bucket {
+    fn take(&mut self, now: Instant) -> bool {
+        let most = f64::from(STRANGERS_PER_MINUTE);
+        let elapsed = now.saturating_duration_since(self.filled);
+        self.filled = now;
+        self.tokens = (self.tokens + most * elapsed.as_secs_f64() / 60.0).min(most);
+        let granted = self.tokens >= 1.0;
+        if granted {
+            self.tokens -= 1.0;
+        }
+        granted
+    }
+}
+
+/// Lines about refusals: one at a time, with a count of those in between.
+#[derive(Debug, Default)]
+pub struct RefusalLog {
+    last: Option<Instant>,
+    held_back: u64,
+}
+
+impl RefusalLog {
+    /// Counts a refusal. Gives the number of refusals a line now should speak of, or `None` if it is too early.
+    pub fn note(&mut self, now: Instant, interval: Duration) -> Option<u64> {
+        self.held_back += 1;
+        if self.last.is_some_and(|last| now.saturating_duration_since(last) < interval) {
+            return None;
+        }
+        self.last = Some(now);
+        Some(std::mem::take(&mut self.held_back))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strangers_have_a_quota_and_the_server_has_none() {
+        let start = Instant::now();
+        let admission = Admission::new(16, start);
+        for _ in 0..STRANGERS_PER_MINUTE {
+            assert!(admission.arrive(false, start).is_ok());
+        }
+        assert_eq!(admission.arrive(false, start).err(), Some(Refused::Rate));
+        for _ in 0..1_000 {
+            assert!(admission.arrive(true, start).is_ok());
+        }
+        assert!(admission.arrive(false, start + Duration::from_secs(1)).is_ok());
+    }
+
+    #[test]
+    fn strangers_share_the_places_and_give_them_back() {
+        let start = Instant::now();
+        let admission = Admission::new(16, start);
+        let places: Vec<_> = (0..HANDSHAKES_MAX).map(|_| admission.arrive(false, start).unwrap()).collect();
+        assert_eq!(admission.arrive(false, start).err(), Some(Refused::Crowded));
+        assert!(admission.arrive(true, start).is_ok());
+        drop(places);
+        assert!(admission.arrive(false, start).is_ok());
+    }
+
+    #[test]
+    fn a_slot_comes_back_when_it_is_dropped() {
+        let admission = Admission::new(1, Instant::now());
+        let peer = Peer::for_tests();
+        let slot = admission.reserve(&peer).unwrap();
+        assert!(admission.reserve(&peer).is_none());
+        drop(slot);
+        assert!(admission.reserve(&peer).is_some());
+    }
+
+    #[test]
+    fn a_burst_of_refusals_is_one_line_and_a_count() {
+        let start = Instant::now();
+        let second = Duration::from_secs(1);
+        let mut log = RefusalLog::default();
+        assert_eq!(log.note(start, second), Some(1));
+        for _ in 0..9 {
+            assert_eq!(log.note(start, second), None);
+        }
+        assert_eq!(log.note(start + second, second), Some(10));
+    }
+}

@@ -1,0 +1,470 @@
+//! One connection's story: identify, receive, start, relay, stop, report. All of a connection's logging is here.
+//!
+//! While the story goes on, four senses run beside it: what the client sends, whether it hung up, whether its
+//! process lives, whether the supervisor shuts down. They never act; they raise a [`Cause`], and the story looks at
+//! it between its steps.
+
+use std::fmt;
+use std::future::pending;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use smol::Async;
+use smol::future::FutureExt;
+
+use super::Context;
+use super::admission::Handshake;
+use super::inbound::{Inbound, Inbox, Over};
+use super::peer::{self, Denial, Peer};
+use super::relay::{self, Outbound};
+use super::session::{CleanUp, End, Session, StopError};
+use crate::frame::Kind;
+use crate::frame::message::{ErrorCode, Exit, Start, encode_error};
+use crate::journal;
+use crate::limits::{ANSWER_TIME, HANDSHAKE_TIME};
+use crate::sys::peer::Credentials;
+use crate::sys::socket;
+use crate::wait::{Watched, until, within};
+
+/// Why a session is to end although its unit has not.
+#[derive(Clone, Debug)]
+enum Cause {
+    /// The client asked for it.
+    Stop,
+    /// The supervisor shuts down.
+    Shutdown,
+    /// The client hung up, or its process is gone.
+    Disconnect(&'static str),
+    /// The client sent what it may not.
+    Violation(ErrorCode, String),
+}
+
+impl Cause {
+    /// Whether the terminal is cut off at once, instead of being read to its end.
+    fn is_abrupt(&self) -> bool {
+        matches!(self, Self::Disconnect(_) | Self::Violation(..))
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stop => f.write_str("a stop"),
+            Self::Shutdown => f.write_str("the supervisor's shutdown"),
+            Self::Disconnect(how) => f.write_str(how),
+            Self::Violation(_, why) => write!(f, "a protocol error: {why}"),
+        }
+    }
+}
+
+/// Why there is no session.
+#[derive(Debug)]
+enum Refusal {
+    /// Nothing is said to the peer.
+    Silent(String),
+    /// The peer is told the code and the message, the journal the detail.
+    Told { code: ErrorCode, message: String, detail: String },
+}
+
+impl Refusal {
+    fn told(code: ErrorCode, message: &str, detail: impl fmt::Display) -> Self {
+        Self::Told { code, message: message.to_owned(), detail: detail.to_string() }
+    }
+}
+
+impl From<Denial> for Refusal {
+    fn from(denial: Denial) -> Self {
+        match denial {
+            Denial::Stranger(reason) => Self::Silent(reason),
+            Denial::Unauthenticated(reason) => {
+                Self::told(ErrorCode::Unauthenticated, "the caller could not be verified", reason)
+            }
+        }
+    }
+}
+
+impl From<Over> for Refusal {
+    fn from(over: Over) -> Self {
+        match over {
+            Over::HungUp => Self::Silent("it hung up before its start frame was complete".to_owned()),
+            Over::Violation(code, reason) => Self::told(code, &reason, ""),
+        }
+    }
+}
+
+/// Serves one connection, from the accepted socket to the last frame.
+pub async fn serve(context: Rc<Context>, stream: Async<UnixStream>, cred: Credentials, place: Handshake) {
+    let stream = Rc::new(stream);
+    let mut inbound = Inbound::new(Rc::clone(&stream), context.pool.clone());
+    let mut outbound = Outbound::new(Rc::clone(&stream));
+    context.conversations.change(|count| *count += 1);
+    if let Err(refusal) = converse(&context, &stream, &mut inbound, &mut outbound, cred, place).await {
+        refuse(&context, &mut outbound, cred, refusal).await;
+    }
+    context.conversations.change(|count| *count -= 1);
+    farewell(&stream, inbound).await;
+}
+
+/// The story. Each step takes what the step before it returned.
+async fn converse(
+    context: &Context,
+    stream: &Rc<Async<UnixStream>>,
+    inbound: &mut Inbound,
+    outbound: &mut Outbound,
+    cred: Credentials,
+    place: Handshake,
+) -> Result<(), Refusal> {
+    let deadline = Instant::now() + HANDSHAKE_TIME;
+    let late = || Refusal::told(ErrorCode::Timeout, "the start frame was not complete in time", "");
+
+    let peer = until(deadline, peer::identify(stream, cred, context))
+        .await
+        .ok_or_else(|| Refusal::Silent("its identity was not found out in time".to_owned()))??;
+    drop(place);
+    let slot = context
+        .admission
+        .reserve(&peer)
+        .ok_or_else(|| Refusal::told(ErrorCode::Busy, "every session slot is taken", ""))?;
+    let (start, directory) = until(deadline, inbound.start()).await.ok_or_else(late)??;
+    let directory = check_directory(context, &start, directory).await?;
+    let confirmed = until(deadline, peer.confirm(context)).await;
+    if !matches!(confirmed, Some(Ok(()))) {
+        context.pool.dispose(vec![directory]);
+        return Err(confirmed.map_or_else(late, |denied| match denied {
+            Err(denial) => denial.into(),
+            Ok(()) => late(),
+        }));
+    }
+
+    let hangup = context
+        .hangups
+        .add(stream.get_ref())
+        .map_err(|error| Refusal::told(ErrorCode::Io, "the connection cannot be watched", error))?;
+    let senses = Senses::default();
+    let story = run(context, &senses, outbound, &peer, &start, directory);
+    let session = story.or(async {
+        let follow = async {
+            match inbound.follow(&senses.inbox).await {
+                Over::HungUp => senses.raise(Cause::Disconnect("the client's hang-up")),
+                Over::Violation(code, reason) => senses.raise(Cause::Violation(code, reason)),
+            }
+            pending::<()>().await;
+        };
+        let hung_up = async {
+            hangup.happened().await;
+            senses.raise(Cause::Disconnect("the client's hang-up"));
+            pending::<()>().await;
+        };
+        let died = async {
+            peer.exited().await;
+            senses.raise(Cause::Disconnect("the end of the server's process"));
+            pending::<()>().await;
+        };
+        let shutdown = async {
+            context.shutdown.wait_for(|shutdown| shutdown.then_some(())).await;
+            senses.raise(Cause::Shutdown);
+            pending::<()>().await;
+        };
+        follow.or(hung_up).or(died).or(shutdown).await;
+        pending().await
+    });
+    let ended = session.await;
+    drop(slot);
+    let last_word = ended?;
+    conclude(&senses, outbound, last_word).await;
+    // The client closes. A stop that crossed the exit on its way still gets its answer.
+    if !senses.inbox.stop.get() && !senses.is_abrupt() {
+        let lingering = async {
+            let _ = inbound.follow(&senses.inbox).await;
+        };
+        let stopped = async {
+            senses.inbox.stop.wait_for(|stop| stop.then_some(())).await;
+            let _ = outbound.answer(Kind::Stopped, &[]).await;
+        };
+        let over = async {
+            let shutdown = context.shutdown.wait_for(|shutdown| shutdown.then_some(()));
+            hangup.happened().or(shutdown).await;
+        };
+        within(ANSWER_TIME, stopped.or(lingering).or(over)).await;
+    }
+    Ok(())
+}
+
+/// Whether the descriptor is the directory the frame speaks of.
+async fn check_directory(context: &Context, start: &Start, directory: OwnedFd) -> Result<OwnedFd, Refusal> {
+    let bad = |message: &str| Refusal::told(ErrorCode::BadCwd, message, "");
+    let (directory, identity) = context
+        .pool
+        .identify(directory)
+        .await
+        .map_err(|error| Refusal::told(ErrorCode::BadCwd, "the directory cannot be examined", error))?;
+    let problem = match identity {
+        Some(found) if !found.is_directory => Some("the descriptor is not a directory"),
+        Some(found) if (found.dev, found.ino) != (start.dev(), start.ino()) => {
+            Some("the descriptor is another directory than the start frame names")
+        }
+        // Ours, or one that root may not look at: the launcher, as the account, looks again anyway.
+        Some(_) | None => None,
+    };
+    match problem {
+        None => Ok(directory),
+        Some(problem) => {
+            context.pool.dispose(vec![directory]);
+            Err(bad(problem))
+        }
+    }
+}
+
+/// What the senses found.
+#[derive(Debug, Default)]
+struct Senses {
+    inbox: Inbox,
+    cause: Watched<Option<Cause>>,
+}
+
+impl Senses {
+    /// The first cause counts, but an abrupt one overrides one that is not.
+    fn raise(&self, cause: Cause) {
+        self.cause.change(|known| {
+            if known.as_ref().is_none_or(|known| cause.is_abrupt() && !known.is_abrupt()) {
+                *known = Some(cause);
+            }
+        });
+    }
+
+    async fn raised(&self) -> Cause {
+        self.cause.wait_for(Option::clone).await
+    }
+
+    async fn abrupt(&self) {
+        self.cause.wait_for(|cause| cause.as_ref().filter(|cause| cause.is_abrupt()).map(|_| ())).await;
+    }
+
+    fn is_abrupt(&self) -> bool {
+        self.cause.with(|cause| cause.as_ref().is_some_and(Cause::is_abrupt))
+    }
+}
+
+/// The terminal frame a session ends with, if anybody is there to read it.
+#[derive(Debug)]
+enum LastWord {
+    Exit(Exit),
+    Error(ErrorCode, String),
+    Nothing,
+}
+
+/// A session, from the verified request to the unit's certain end.
+async fn run(
+    context: &Context,
+    senses: &Senses,
+    outbound: &mut Outbound,
+    peer: &Peer,
+    start: &Start,
+    directory: OwnedFd,
+) -> Result<LastWord, Refusal> {
+    let (mut session, theirs) = match Session::new(context).await {
+        Ok(made) => made,
+        Err(error) => {
+            context.pool.dispose(vec![directory]);
+            return Err(Refusal::Told { code: error.code, message: error.message, detail: error.detail });
+        }
+    };
+    let name = session.name().clone();
+
+    // A stop before the start is complete cancels it at once; later it waits for the input before it.
+    let cancelled = async {
+        let stop = async {
+            senses.inbox.stop.wait_for(|stop| stop.then_some(())).await;
+            senses.raise(Cause::Stop);
+        };
+        let raised = async {
+            senses.raised().await;
+        };
+        raised.or(stop).await;
+    };
+    let started = session.start(context, start, theirs, directory, cancelled).await;
+    if let Err(error) = started {
+        let cause = senses.cause.get();
+        socket::shut_down(session.terminal().get_ref());
+        let cleaned = finish(context, session).await;
+        let Ok(report) = cleaned else {
+            return Ok(LastWord::Error(ErrorCode::StopFailed, "the unit's end is not certain".to_owned()));
+        };
+        journal::notice(&format!(
+            "{name}: not started for pid {}: {}",
+            peer.pid(),
+            match &cause {
+                Some(cause) => format!("cancelled by {cause}"),
+                None => format!("{}: {} ({})", error.code, error.message, error.detail),
+            }
+        ));
+        let last_word = match cause {
+            None => LastWord::Error(error.code, error.message),
+            Some(Cause::Stop) => LastWord::Exit(Exit::stopped()),
+            Some(Cause::Shutdown) => LastWord::Error(ErrorCode::Shutdown, "the supervisor is shutting down".to_owned()),
+            Some(Cause::Violation(code, reason)) => LastWord::Error(code, reason),
+            Some(Cause::Disconnect(_)) => LastWord::Nothing,
+        };
+        drop(report);
+        return Ok(last_word);
+    }
+
+    let began = Instant::now();
+    journal::info(&format!(
+        "{name}: started for pid {}, runtime {} s, directory {}:{}, {}",
+        peer.pid(),
+        start.runtime_seconds(),
+        start.dev(),
+        start.ino(),
+        session.isolation(),
+    ));
+    if outbound.answer(Kind::Started, name.as_str().as_bytes()).await.is_err() {
+        senses.raise(Cause::Disconnect("a client that did not take the answer"));
+    }
+
+    let end = relay(context, senses, outbound, &session).await;
+
+    // Whatever ended it: first the unit, then the rest of its output, then the record.
+    let running = session.running().clone();
+    let (terminal, cleaned) = stop_and_drain(context, senses, outbound, session, end.is_none()).await;
+    drop(terminal);
+    let cause = senses.cause.get();
+    let exit = match (&end, &cause, &cleaned) {
+        // It ended by itself; a stop that came later does not change how.
+        (Some(end), ..) => end.record(&running),
+        (None, Some(Cause::Stop), _) => Exit::stopped(),
+        (None, _, Ok(CleanUp { last: Some(state), .. })) => End::Stopped(state.clone()).record(&running),
+        (None, ..) => Exit::lost(),
+    };
+    log_end(&name, began, senses, outbound, &exit, cause.as_ref().filter(|_| end.is_none()), &cleaned);
+    if cleaned.is_err() {
+        return Ok(LastWord::Error(ErrorCode::StopFailed, "the unit's end is not certain".to_owned()));
+    }
+    Ok(match cause {
+        Some(Cause::Disconnect(_)) => LastWord::Nothing,
+        Some(Cause::Violation(code, reason)) => LastWord::Error(code, reason),
+        Some(Cause::Stop | Cause::Shutdown) | None => LastWord::Exit(exit),
+    })
+}
+
+/// Bytes both ways until the unit ends by itself (how) or is to be stopped (`None`).
+async fn relay(context: &Context, senses: &Senses, outbound: &mut Outbound, session: &Session) -> Option<End> {
+    let ended = async { Some(session.ended(context).await) };
+    let to_be_stopped = async {
+        senses.raised().await;
+        None
+    };
+    let input = async {
+        relay::feed(&senses.inbox, session.terminal()).await;
+        senses.raise(Cause::Stop);
+        pending().await
+    };
+    let output = async {
+        if outbound.forward(session.terminal()).await.is_err() {
+            senses.raise(Cause::Disconnect("the client's hang-up"));
+        }
+        pending().await
+    };
+    ended.or(to_be_stopped).or(output).or(input).await
+}
+
+/// Ends the unit and takes what is left of its output: going on to forward while a stop takes its course, cutting
+/// the terminal off when nobody listens any more.
+async fn stop_and_drain(
+    context: &Context,
+    senses: &Senses,
+    outbound: &mut Outbound,
+    session: Session,
+    close_input: bool,
+) -> (Rc<Async<UnixStream>>, Result<CleanUp, StopError>) {
+    relay::close(&senses.inbox);
+    let terminal = session.terminal_handle();
+    if senses.is_abrupt() && close_input {
+        socket::shut_down(terminal.get_ref());
+        return (terminal, finish(context, session).await);
+    }
+    let cut_off = async {
+        senses.abrupt().await;
+        socket::shut_down(terminal.get_ref());
+        pending::<()>().await;
+    };
+    let work = async {
+        let cleaned = outbound.forward_during(&terminal, finish(context, session)).await;
+        if !outbound.drain(&terminal).await {
+            socket::shut_down(terminal.get_ref());
+        }
+        cleaned
+    };
+    let cleaned = work
+        .or(async {
+            cut_off.await;
+            pending().await
+        })
+        .await;
+    (terminal, cleaned)
+}
+
+/// The clean-up, and what follows for the whole supervisor if it fails.
+async fn finish(context: &Context, session: Session) -> Result<CleanUp, StopError> {
+    match session.clean_up(context).await {
+        Ok(report) => Ok(report),
+        Err((error, _)) => {
+            // Whoever restarts us finds the unit again; meanwhile BindsTo= takes it down with us.
+            journal::error(&format!("cannot confirm a clean-up: {error}"));
+            context.failed.set(Some(error.to_string()));
+            Err(error)
+        }
+    }
+}
+
+async fn conclude(senses: &Senses, outbound: &mut Outbound, last_word: LastWord) {
+    let sent = match last_word {
+        LastWord::Exit(exit) => outbound.answer(Kind::Exit, &exit.encode()).await,
+        LastWord::Error(code, message) => outbound.answer(Kind::Error, &encode_error(code, &message)).await,
+        LastWord::Nothing => return,
+    };
+    if sent.is_ok() && senses.inbox.stop.get() && !senses.is_abrupt() {
+        let _ = outbound.answer(Kind::Stopped, &[]).await;
+    }
+}
+
+fn log_end(
+    name: &impl fmt::Display,
+    began: Instant,
+    senses: &Senses,
+    outbound: &Outbound,
+    exit: &Exit,
+    cause: Option<&Cause>,
+    cleaned: &Result<CleanUp, StopError>,
+) {
+    let ended_by = cause.map_or_else(|| "itself".to_owned(), ToString::to_string);
+    let (took, killed) = cleaned.as_ref().map_or((Duration::ZERO, true), |report| (report.took, report.killed));
+    journal::info(&format!(
+        "{name}: ended by {ended_by}: {exit}; {} s, {} bytes in, {} bytes out, clean-up {} ms{}",
+        began.elapsed().as_secs(),
+        senses.inbox.received.get(),
+        outbound.output_bytes(),
+        took.as_millis(),
+        if killed { ", SIGKILL needed" } else { "" },
+    ));
+}
+
+/// Says no, to the peer if it may know, to the journal always (at most a line a second).
+async fn refuse(context: &Context, outbound: &mut Outbound, cred: Credentials, refusal: Refusal) {
+    match refusal {
+        Refusal::Silent(reason) => context.log_refusal(cred, &reason),
+        Refusal::Told { code, message, detail } => {
+            let detail = if detail.is_empty() { String::new() } else { format!(" ({detail})") };
+            context.log_refusal(cred, &format!("{code}: {message}{detail}"));
+            let _ = outbound.answer(Kind::Error, &encode_error(code, &message)).await;
+        }
+    }
+}
+
+/// Ends the connection so that the peer gets all we sent: closing with something of its unread would be a reset.
+async fn farewell(stream: &Async<UnixStream>, mut inbound: Inbound) {
+    socket::shut_down_sending(stream.get_ref());
+    within(ANSWER_TIME, inbound.discard()).await;
+}

@@ -1,0 +1,378 @@
+//! The root service: account, bus, orphans, listen, accept, shut down.
+//!
+//! One thread and one executor: a task for the bus, one for the server's main process, one for hang-ups, one for
+//! each connection. Nothing here waits for a single session. The supervisor never forks; PID 1 starts everything.
+
+mod admission;
+mod buffers;
+mod connection;
+mod foreign;
+mod hangups;
+mod inbound;
+mod orphans;
+mod peer;
+mod relay;
+mod server;
+mod session;
+
+use std::cell::RefCell;
+use std::ffi::OsString;
+use std::fmt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use argh::FromArgs;
+use async_signal::{Signal, Signals};
+use sd_notify::NotifyState;
+use smol::future::FutureExt;
+use smol::stream::StreamExt;
+use smol::{Async, LocalExecutor, Timer};
+
+use crate::account::{self, Account};
+use crate::journal;
+use crate::limits::{
+    ACCEPT_PAUSE, ACCOUNT_DEFAULT, LAUNCHER_PATH, REFUSAL_LOG_INTERVAL, SERVER_UNIT_DEFAULT, SESSIONS_MAX_CEILING,
+    SESSIONS_MAX_DEFAULT, SLICE_DEFAULT, SOCKET_PATH, STOP_TIME, STOP_TIME_WITHOUT_BUS, STUCK_RETRY_PAUSE,
+    SUPERVISOR_UNIT_DEFAULT,
+};
+use crate::report::{Doing, ExitStatus, SystemError, print_error};
+use crate::sys::peer::Credentials;
+use crate::sys::{peer as peer_socket, socket};
+use crate::systemd::unit::UnitName;
+use crate::systemd::{BusOptions, CallError, LinkError, Manager};
+use crate::wait::{Watched, within};
+use admission::{Admission, RefusalLog, Refused, Slot};
+use foreign::Pool;
+use hangups::Hangups;
+use server::Server;
+
+/// The root service: authenticates the server, then starts, relays and stops its sessions, each a transient systemd
+/// service. Runs from opencode-pty-supervisor.service; clients set none of this. Exit codes: 0 after SIGTERM or SIGINT
+/// with every session stopped; 1 it could not start, or could not confirm that a session is gone; 64 bad arguments.
+#[derive(Clone, Debug, FromArgs)]
+pub struct Options {
+    /// account that sessions and the server run as (default byk)
+    #[argh(option, default = "ACCOUNT_DEFAULT.to_owned()", arg_name = "name")]
+    account: String,
+    /// unit whose main process may ask for sessions (default opencode-v2.service)
+    #[argh(option, default = "SERVER_UNIT_DEFAULT.to_owned()", arg_name = "unit")]
+    server_unit: String,
+    /// control group of that unit (default /system.slice/ and the unit)
+    #[argh(option, arg_name = "path")]
+    server_cgroup: Option<String>,
+    /// socket to listen on (default /run/opencode-pty/supervisor.sock)
+    #[argh(option, default = "SOCKET_PATH.to_owned()", arg_name = "path")]
+    socket: String,
+    /// launcher that every session's unit runs (default /usr/local/libexec/opencode-pty-launcher)
+    #[argh(option, default = "LAUNCHER_PATH.to_owned()", arg_name = "path")]
+    launcher: String,
+    /// slice of the sessions (default opencode-pty.slice)
+    #[argh(option, default = "SLICE_DEFAULT.to_owned()", arg_name = "unit")]
+    slice: String,
+    /// sessions at a time, 1 to 4096 (default 16); one more is refused
+    #[argh(option, default = "SESSIONS_MAX_DEFAULT", arg_name = "n")]
+    max_sessions: usize,
+    /// the supervisor's own unit, to which sessions are bound (default opencode-pty-supervisor.service)
+    #[argh(option, default = "SUPERVISOR_UNIT_DEFAULT.to_owned()", arg_name = "unit")]
+    unit: String,
+    /// for tests: D-Bus address (default the system bus)
+    #[argh(option, default = "BUS_ADDRESS.to_owned()", arg_name = "address")]
+    bus: String,
+    /// for tests: pid that must own the service manager's name (default 1)
+    #[argh(option, default = "1", arg_name = "pid")]
+    manager_pid: u32,
+}
+
+/// The system bus. The environment has no say in where a root service looks for it.
+const BUS_ADDRESS: &str = "unix:path=/run/dbus/system_bus_socket";
+
+impl Options {
+    /// The server unit's control group.
+    fn server_cgroup(&self) -> String {
+        self.server_cgroup.clone().unwrap_or_else(|| format!("/system.slice/{}", self.server_unit))
+    }
+}
+
+/// What every connection needs.
+#[derive(Debug)]
+struct Context {
+    options: Options,
+    account: Account,
+    manager: Manager,
+    server: Server,
+    admission: Admission,
+    pool: Pool,
+    hangups: Hangups,
+    /// PID 1's varlink sockets as they existed when we started.
+    varlink_sockets: Vec<String>,
+    shutdown: Watched<bool>,
+    /// Connections that may still be told something.
+    conversations: Watched<usize>,
+    /// A clean-up that could not be confirmed: the supervisor goes down with it.
+    failed: Watched<Option<String>>,
+    refusals: RefCell<RefusalLog>,
+}
+
+impl Context {
+    /// One line a second at most, with a count of those in between.
+    fn log_refusal(&self, cred: Credentials, reason: &str) {
+        if let Some(count) = self.refusals.borrow_mut().note(Instant::now(), REFUSAL_LOG_INTERVAL) {
+            let others = if count > 1 { format!(" ({} more since the last line)", count - 1) } else { String::new() };
+            journal::warning(&format!("refused pid {} uid {}: {reason}{others}", cred.pid, cred.uid));
+        }
+    }
+}
+
+/// Why the supervisor can't serve.
+#[derive(Debug)]
+enum Error {
+    NotRoot,
+    Sessions(usize),
+    Account(account::Error),
+    Bus(LinkError),
+    Orphans(CallError),
+    SocketTaken { path: String, by: &'static str },
+    System(SystemError),
+    CleanUp(String),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotRoot => f.write_str("must run as root (from its unit)"),
+            Self::Sessions(count) => write!(f, "--max-sessions {count} is not within 1 and {SESSIONS_MAX_CEILING}"),
+            Self::Account(_) => f.write_str("cannot use the account"),
+            Self::Bus(_) => f.write_str("cannot reach the service manager"),
+            Self::Orphans(_) => f.write_str("cannot look for sessions of an earlier supervisor"),
+            Self::SocketTaken { path, by } => write!(f, "cannot listen on {path}: {by} is there"),
+            Self::System(error) => write!(f, "{error}"),
+            Self::CleanUp(what) => write!(f, "cannot confirm that a session is gone: {what}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Account(source) => Some(source),
+            Self::Bus(source) => Some(source),
+            Self::Orphans(source) => Some(source),
+            Self::System(error) => error.source(),
+            Self::NotRoot | Self::Sessions(_) | Self::SocketTaken { .. } | Self::CleanUp(_) => None,
+        }
+    }
+}
+
+impl From<SystemError> for Error {
+    fn from(error: SystemError) -> Self {
+        Self::System(error)
+    }
+}
+
+/// Runs the role.
+pub async fn main(args: &[OsString]) -> ExitStatus {
+    let args: Option<Vec<&str>> = args.iter().map(|arg| arg.to_str()).collect();
+    let Some(args) = args else {
+        eprintln!("opencode-pty supervisor: an argument is not UTF-8");
+        return ExitStatus::Usage;
+    };
+    let options = match Options::from_args(&["opencode-pty-supervisor"], &args) {
+        Ok(options) => options,
+        Err(early) if early.status.is_ok() => {
+            println!("{}", early.output);
+            return ExitStatus::Success;
+        }
+        Err(early) => {
+            eprintln!("opencode-pty supervisor: {}", early.output.trim_end());
+            return ExitStatus::Usage;
+        }
+    };
+    match serve(options).await {
+        Ok(()) => ExitStatus::Success,
+        Err(error) => {
+            print_error("supervisor", &error);
+            ExitStatus::Failure
+        }
+    }
+}
+
+async fn serve(options: Options) -> Result<(), Error> {
+    if !socket::is_root() {
+        return Err(Error::NotRoot);
+    }
+    if !(1..=SESSIONS_MAX_CEILING).contains(&options.max_sessions) {
+        return Err(Error::Sessions(options.max_sessions));
+    }
+    socket::restrict_umask();
+    let terminated = Signals::new([Signal::Term, Signal::Int]).doing("catch SIGTERM and SIGINT")?;
+    let account = Account::by_name(&options.account).map_err(Error::Account)?;
+    let bus = BusOptions { address: options.bus.clone(), manager_pid: options.manager_pid };
+    let (manager, keep_link) = Manager::connect(bus).await.map_err(Error::Bus)?;
+    let context = Rc::new(Context {
+        account,
+        manager,
+        server: Server::default(),
+        admission: Admission::new(options.max_sessions, Instant::now()),
+        pool: Pool::new(),
+        hangups: Hangups::new().doing("make an epoll instance")?,
+        varlink_sockets: varlink_sockets(),
+        shutdown: Watched::new(false),
+        conversations: Watched::new(0),
+        failed: Watched::new(None),
+        refusals: RefCell::default(),
+        options,
+    });
+
+    let executor = LocalExecutor::new();
+    executor.spawn(keep_link).detach();
+    executor.run(serve_on(&executor, &context, terminated)).await
+}
+
+async fn serve_on(executor: &LocalExecutor<'_>, context: &Rc<Context>, mut terminated: Signals) -> Result<(), Error> {
+    let stuck = orphans::clean_up(&context.manager, &context.options).await.map_err(Error::Orphans)?;
+    let listener = listen(context)?;
+    for name in stuck {
+        let slot = context.admission.occupy();
+        executor.spawn(retry_stuck(Rc::clone(context), name, slot)).detach();
+    }
+    let ours = Rc::clone(context);
+    executor.spawn(async move { ours.server.keep(&ours.manager, &ours.options.server_unit).await }).detach();
+    let ours = Rc::clone(context);
+    executor.spawn(async move { ours.hangups.keep().await }).detach();
+    executor.spawn(keep_status(Rc::clone(context))).detach();
+    executor.spawn(feed_watchdog()).detach();
+    journal::info(&format!("serving {} on {}", context.options.server_unit, context.options.socket));
+    notify(&[NotifyState::Ready]);
+
+    let end = async {
+        terminated.next().await;
+        Ok(())
+    };
+    let failed = async { Err(Error::CleanUp(context.failed.wait_for(Option::clone).await)) };
+    let accepting = async { Err(accept(executor, context, &listener).await.into()) };
+    let outcome = failed.or(end).or(accepting).await;
+    drop(listener);
+    shut_down(context).await;
+    outcome?;
+    context.failed.get().map_or(Ok(()), |what| Err(Error::CleanUp(what)))
+}
+
+/// Stops accepting, stops all sessions and waits for them.
+async fn shut_down(context: &Context) {
+    notify(&[NotifyState::Stopping]);
+    let _ = std::fs::remove_file(&context.options.socket);
+    context.shutdown.set(true);
+    let all_gone = async {
+        let mut sessions = context.admission.sessions().0;
+        while sessions > 0 {
+            sessions = context.admission.sessions_changed(sessions).await;
+        }
+        // A session's last frames are sent after its slot is free.
+        context.conversations.wait_for(|count| (*count == 0).then_some(())).await;
+    };
+    // Each stop is bounded; this is for one that waits for another.
+    let limit = if context.manager.is_online() { STOP_TIME * 2 } else { STOP_TIME_WITHOUT_BUS };
+    if within(limit, all_gone).await.is_none() {
+        context.failed.set(Some("sessions were left at shutdown".to_owned()));
+    }
+}
+
+fn listen(context: &Context) -> Result<Async<UnixListener>, Error> {
+    let path = &context.options.socket;
+    let taken = |by| Error::SocketTaken { path: path.clone(), by };
+    match socket::occupant(Path::new(path)).doing(format!("look at {path}"))? {
+        socket::Occupant::Nobody => {}
+        socket::Occupant::Stale => socket::remove(Path::new(path)).doing(format!("remove the stale {path}"))?,
+        socket::Occupant::Listening => return Err(taken("another supervisor")),
+        socket::Occupant::Other => return Err(taken("something that is not a socket")),
+    }
+    let listener = socket::listen_at(Path::new(path), context.account.gid()).doing(format!("listen on {path}"))?;
+    Ok(Async::new(listener).doing(format!("listen on {path}"))?)
+}
+
+/// Accepts until that fails for good. Running out of descriptors is a pause, not an end.
+async fn accept(executor: &LocalExecutor<'_>, context: &Rc<Context>, listener: &Async<UnixListener>) -> SystemError {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => admit(executor, context, stream),
+            Err(error) => match socket::classify_accept_error(&error) {
+                socket::AcceptError::Connection => {}
+                socket::AcceptError::Resources => {
+                    journal::warning(&format!("cannot accept a connection: {error}"));
+                    Timer::after(ACCEPT_PAUSE).await;
+                }
+                socket::AcceptError::Listener => return SystemError::new("accept a connection", error),
+            },
+        }
+    }
+}
+
+/// Looks at who connected, as far as that costs nothing, and gives it a task or closes it.
+fn admit(executor: &LocalExecutor<'_>, context: &Rc<Context>, stream: Async<UnixStream>) {
+    let cred = match peer_socket::credentials(stream.get_ref()) {
+        Ok(cred) => cred,
+        Err(error) => {
+            let nobody = Credentials { pid: 0, uid: u32::MAX, gid: u32::MAX };
+            return context.log_refusal(nobody, &format!("no credentials: {error}"));
+        }
+    };
+    if (cred.uid, cred.gid) != (context.account.uid(), context.account.gid()) {
+        return context.log_refusal(cred, "not the account");
+    }
+    match context.admission.arrive(context.server.is_known(cred.pid), Instant::now()) {
+        Ok(place) => {
+            if let Err(error) = socket::set_buffers(stream.get_ref()) {
+                return context.log_refusal(cred, &format!("cannot set buffers: {error}"));
+            }
+            executor.spawn(connection::serve(Rc::clone(context), stream, cred, place)).detach();
+        }
+        Err(Refused::Rate) => context.log_refusal(cred, "too many strangers"),
+        Err(Refused::Crowded) => context.log_refusal(cred, "too many are being authenticated"),
+    }
+}
+
+/// Tries again and again to end what an earlier supervisor left and nobody could end. Holds a slot meanwhile.
+async fn retry_stuck(context: Rc<Context>, name: UnitName, slot: Slot) {
+    while session::stop_leftover(&context.manager, &name).await.is_err() {
+        Timer::after(STUCK_RETRY_PAUSE).await;
+    }
+    journal::notice(&format!("{name}: gone at last"));
+    drop(slot);
+}
+
+/// Keeps `systemctl status` current.
+async fn keep_status(context: Rc<Context>) {
+    let (mut sessions, max) = context.admission.sessions();
+    loop {
+        notify(&[NotifyState::Status(&format!("{sessions}/{max} sessions"))]);
+        sessions = context.admission.sessions_changed(sessions).await;
+    }
+}
+
+/// Feeds the watchdog, if the unit has one, from the loop that does the work: twice per period.
+async fn feed_watchdog() {
+    let period = std::env::var("WATCHDOG_USEC").ok().and_then(|usec| usec.parse().ok()).map(Duration::from_micros);
+    let Some(period) = period else { return };
+    loop {
+        notify(&[NotifyState::Watchdog]);
+        Timer::after(period / 2).await;
+    }
+}
+
+fn notify(state: &[NotifyState<'_>]) {
+    // Without a service manager that listens, there is nobody to tell.
+    let _ = sd_notify::notify(state);
+}
+
+/// PID 1's varlink sockets, as they exist.
+fn varlink_sockets() -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir("/run/systemd") else { return Vec::new() };
+    let mut paths: Vec<String> = entries
+        .filter_map(|entry| entry.ok()?.path().into_os_string().into_string().ok())
+        .filter(|path| path.starts_with("/run/systemd/io.systemd."))
+        .collect();
+    paths.sort();
+    paths
+}

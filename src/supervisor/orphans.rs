@@ -1,0 +1,30 @@
+//! What an earlier supervisor left behind: found by strict name and by exactly our `BindsTo`, and ended.
+//!
+//! Nobody's prefix is trusted: a unit that only looks like a session's is left alone.
+
+use super::Options;
+use super::session::stop_leftover;
+use crate::journal;
+use crate::systemd::unit::UnitName;
+use crate::systemd::{CallError, Manager};
+
+/// Ends every orphan. Gives the names of those that can't be ended now.
+pub async fn clean_up(manager: &Manager, options: &Options) -> Result<Vec<UnitName>, CallError> {
+    let mut stuck = Vec::new();
+    for (name, listed) in manager.list_sessions().await? {
+        let state = match manager.read(name.as_str()).await {
+            Ok(state) => state,
+            Err(CallError::NoSuchUnit) => continue,
+            Err(error) => return Err(error),
+        };
+        if state.load != "loaded" || state.binds_to != [options.unit.as_str()] {
+            continue;
+        }
+        journal::notice(&format!("{name}: {} since an earlier supervisor; stopping it", listed.active));
+        if let Err(error) = stop_leftover(manager, &name).await {
+            journal::error(&error.to_string());
+            stuck.push(name);
+        }
+    }
+    Ok(stuck)
+}

@@ -1,0 +1,88 @@
+//! Who the server's main process is: one read of its unit for everybody who asks.
+//!
+//! The manager's signals say when it may have changed, so the answer is there before the server's first connection
+//! comes. A stranger can make us look again, but only so often (`REFRESHES_PER_SECOND`), and all strangers of that
+//! time share the one look.
+
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use smol::Timer;
+use smol::future::FutureExt;
+
+use crate::limits::REFRESHES_PER_SECOND;
+use crate::systemd::Manager;
+use crate::wait::Watched;
+
+/// What is known of the server. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Server(Rc<Cells>);
+
+#[derive(Debug, Default)]
+struct Cells {
+    known: Watched<Known>,
+    /// The look that somebody waits for.
+    wanted: Watched<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    main_pid: u32,
+    /// Looks begun so far; the last of them may be under way.
+    begun: u64,
+    /// Looks completed so far.
+    done: u64,
+}
+
+impl Server {
+    /// Whether this pid is the server's main process as far as we know. Costs nothing.
+    pub fn is_known(&self, pid: u32) -> bool {
+        pid != 0 && self.0.known.with(|known| known.main_pid == pid)
+    }
+
+    /// The same, after a look that begins later than this call, if we don't know it yet.
+    pub async fn is_main(&self, pid: u32) -> bool {
+        if self.is_known(pid) {
+            return true;
+        }
+        let look = self.0.known.with(|known| known.begun + 1);
+        self.0.wanted.change(|wanted| *wanted = look.max(*wanted));
+        self.0.known.wait_for(|known| (known.done >= look || known.main_pid == pid).then_some(())).await;
+        self.is_known(pid)
+    }
+
+    /// Keeps the answer current. Never ends.
+    pub async fn keep(&self, manager: &Manager, unit: &str) {
+        let pause = Duration::from_secs(1) / REFRESHES_PER_SECOND;
+        let watch = loop {
+            match manager.watch(unit).await {
+                Ok(watch) => break watch,
+                Err(_) => {
+                    Timer::after(pause).await;
+                }
+            }
+        };
+        loop {
+            let (changes, generation) = watch.events().with(|events| (events.changes, events.generation));
+            let look = self.0.known.change(|known| {
+                known.begun += 1;
+                known.begun
+            });
+            // Could not find out is nobody.
+            let main_pid = manager.read(unit).await.map_or(0, |state| state.main_pid);
+            self.0.known.change(|known| {
+                known.main_pid = main_pid;
+                known.done = look;
+            });
+            let looked = Instant::now();
+
+            let changed =
+                watch.events().wait_for(|now| (now.changes != changes || now.generation != generation).then_some(()));
+            let wanted = async {
+                self.0.wanted.wait_for(|wanted| (*wanted > look).then_some(())).await;
+                Timer::at(looked + pause).await;
+            };
+            changed.or(wanted).await;
+        }
+    }
+}

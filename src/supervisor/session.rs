@@ -1,0 +1,492 @@
+//! One unit's life at the manager: starting → running → stopping → gone.
+//!
+//! [`Session::start`] gives a session whose command runs, or says why there is none; after either, the caller calls
+//! [`Session::clean_up`], which alone decides that nothing is left. The unit's name is the only handle that
+//! survives everything, so it is fixed before the manager hears of it.
+
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use smol::future::{FutureExt, zip};
+use smol::{Async, Timer};
+
+use super::Context;
+use crate::frame::message::{ErrorCode, Exit, Start, decode_error};
+use crate::frame::{self, Header, Kind};
+use crate::limits::{
+    CGROUP_POLL_PAUSE, CGROUP_ROOT, FRAME_HEADER_BYTES, LAUNCHER_ANSWER_TIME, START_JOB_TIME, STOP_TIME,
+    STOP_TIME_WITHOUT_BUS, TERM_TO_KILL_TIME,
+};
+use crate::sys::{message, socket};
+use crate::systemd::unit::{Description, UnitName};
+use crate::systemd::{CallError, Manager, UnitEvents, UnitState, UnitWatch};
+use crate::wait::{until, within};
+
+/// A pause before the manager is asked again after it gave no answer. Chosen.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
+
+/// A unit that has been asked for, and what is known of it.
+#[derive(Debug)]
+pub struct Session {
+    name: UnitName,
+    watch: UnitWatch,
+    terminal: Rc<Async<UnixStream>>,
+    /// Whether the manager may have, or get, a unit of this name.
+    may_exist: bool,
+    /// What the unit read when it ran; empty before.
+    running: UnitState,
+    isolation: String,
+}
+
+/// Why a session did not start.
+#[derive(Debug)]
+pub struct StartError {
+    /// The word for the client.
+    pub code: ErrorCode,
+    /// The sentence for the client.
+    pub message: String,
+    /// What the journal is told besides.
+    pub detail: String,
+}
+
+impl StartError {
+    fn failed(message: &str, detail: impl fmt::Display) -> Self {
+        Self { code: ErrorCode::StartFailed, message: message.to_owned(), detail: detail.to_string() }
+    }
+}
+
+/// How a running session ended, as far as the manager can say.
+#[derive(Clone, Debug)]
+pub enum End {
+    /// Its unit stopped.
+    Stopped(UnitState),
+    /// Somebody else restarted it, or it is gone without a record.
+    Lost,
+}
+
+impl End {
+    /// The record for the client: believed only of the very unit that ran.
+    pub fn record(&self, running: &UnitState) -> Exit {
+        let Self::Stopped(state) = self else { return Exit::lost() };
+        let ours = state.load == "loaded" && !running.invocation.is_empty() && state.invocation == running.invocation;
+        let code = u8::try_from(state.code).ok().filter(|code| *code != 0);
+        let status = u32::try_from(state.status).ok();
+        match (ours, code, status) {
+            (true, Some(code), Some(status)) => Exit::new(code, status, &state.result).unwrap_or_else(|_| Exit::lost()),
+            _ => Exit::lost(),
+        }
+    }
+}
+
+/// A unit that is still there, or may be, after all we could do.
+#[derive(Debug)]
+pub struct StopError(String);
+
+impl fmt::Display for StopError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What a clean-up found and did.
+#[derive(Debug, Default)]
+pub struct CleanUp {
+    /// The unit's last state, if the manager still knew it.
+    pub last: Option<UnitState>,
+    /// How long it took.
+    pub took: Duration,
+    /// SIGKILL had to be asked for by us, after the manager's own.
+    pub killed: bool,
+}
+
+impl Session {
+    /// Chooses a name and registers for its signals. Nothing is started yet.
+    pub async fn new(context: &Context) -> Result<(Self, OwnedFd), StartError> {
+        let mut bits = [0; 16];
+        getrandom::fill(&mut bits).map_err(|error| StartError::failed("no unit name", error))?;
+        let name = UnitName::from_random(bits);
+        let (terminal, theirs) = socket::pair().map_err(|error| StartError::failed("no socketpair", error))?;
+        let terminal = Async::new(terminal).map_err(|error| StartError::failed("no socketpair", error))?;
+        let terminal = Rc::new(terminal);
+        let watch = context
+            .manager
+            .watch(name.as_str())
+            .await
+            .map_err(|error| StartError::failed("the service manager does not answer", error))?;
+        let running = UnitState::default();
+        Ok((Self { name, watch, terminal, may_exist: false, running, isolation: String::new() }, theirs))
+    }
+
+    /// The unit's name.
+    pub fn name(&self) -> &UnitName {
+        &self.name
+    }
+
+    /// Our end of the terminal.
+    pub fn terminal(&self) -> &Async<UnixStream> {
+        &self.terminal
+    }
+
+    /// The same, for who needs it longer than the session.
+    pub fn terminal_handle(&self) -> Rc<Async<UnixStream>> {
+        Rc::clone(&self.terminal)
+    }
+
+    /// The unit as it was when it began to run.
+    pub fn running(&self) -> &UnitState {
+        &self.running
+    }
+
+    /// The isolation the launcher reports.
+    pub fn isolation(&self) -> &str {
+        &self.isolation
+    }
+
+    /// Starts the unit and hands it its request; returns when the launcher has said that everything is in force.
+    ///
+    /// `cancelled` is watched between the steps, not in the middle of the manager's answer: whether it has the unit
+    /// must be known.
+    pub async fn start(
+        &mut self,
+        context: &Context,
+        start: &Start,
+        theirs: OwnedFd,
+        directory: OwnedFd,
+        cancelled: impl Future<Output = ()>,
+    ) -> Result<(), StartError> {
+        let job = self.ask_for_unit(context, start, &theirs, &directory).await;
+        // From here on the unit alone has them: its end of the pair must be closed when it is gone.
+        drop(theirs);
+        context.pool.dispose(vec![directory]);
+        let job = job?;
+
+        let rest = async {
+            self.wait_for_job(context, &job).await?;
+            // No command exists before this frame; a start that fails, is cancelled or comes late has none.
+            let payload = start.encode();
+            let frame = frame::encode(Kind::Start, &payload).map_err(|error| StartError::failed("no frame", error))?;
+            let terminal = &self.terminal;
+            let handed_over = async {
+                let answer = within(LAUNCHER_ANSWER_TIME, hand_over(terminal, &frame)).await;
+                answer.unwrap_or_else(|| Err(StartError::failed("the launcher does not answer", "in time")))
+            };
+            let read = context.manager.read(self.name.as_str());
+            let (isolation, running) = zip(handed_over, read).await;
+            Ok((isolation?, running))
+        };
+        let cancelled = async {
+            cancelled.await;
+            Err(StartError::failed("cancelled", "before it was running"))
+        };
+        let (isolation, running) = cancelled.or(rest).await?;
+        // It ran, so it can be read, unless it has ended and been collected already or the bus is away. Without
+        // an invocation no record will be believed.
+        self.running = match running {
+            Ok(state) => state,
+            Err(CallError::NoAnswer { .. }) => context
+                .manager
+                .read(self.name.as_str())
+                .await
+                .map_err(|error| StartError::failed("the service manager does not answer", error))?,
+            Err(error) => return Err(StartError::failed("the unit vanished", error)),
+        };
+        self.isolation = isolation;
+        Ok(())
+    }
+
+    async fn ask_for_unit(
+        &mut self,
+        context: &Context,
+        start: &Start,
+        theirs: &OwnedFd,
+        directory: &OwnedFd,
+    ) -> Result<String, StartError> {
+        let description = Description {
+            launcher: &context.options.launcher,
+            slice: &context.options.slice,
+            supervisor_unit: &context.options.unit,
+            server_unit: &context.options.server_unit,
+            user: context.account.name(),
+            uid: context.account.uid(),
+            gid: context.account.gid(),
+            runtime_seconds: start.runtime_seconds(),
+            varlink_sockets: &context.varlink_sockets,
+            terminal: theirs.as_fd(),
+            directory: directory.as_fd(),
+        };
+        self.may_exist = true;
+        let asked = context.manager.start(&self.name, &description).await;
+        if let Err(CallError::Refused { .. } | CallError::NoSuchUnit | CallError::UnknownMethod) = asked {
+            // A clear no. If a unit of this name exists, it is somebody else's.
+            self.may_exist = false;
+        }
+        asked.map_err(|error| StartError::failed("the service manager did not start the unit", error))
+    }
+
+    async fn wait_for_job(&self, context: &Context, job: &str) -> Result<(), StartError> {
+        let finished =
+            |events: &UnitEvents| events.jobs.iter().find(|(path, _)| path == job).map(|(_, result)| result.clone());
+        let first = self.watch.events().with(|events| events.generation);
+        let result = async {
+            let mut generation = first;
+            loop {
+                let seen = self.watch.events().wait_for(|events| {
+                    finished(events)
+                        .map(Ok)
+                        .or_else(|| events.removed.then(|| Ok("removed".to_owned())))
+                        .or_else(|| (events.generation != generation).then_some(Err(events.generation)))
+                });
+                match seen.await {
+                    Ok(result) => return result,
+                    // The manager's signals of the time in between are lost: look.
+                    Err(now) => generation = now,
+                }
+                match context.manager.read(self.name.as_str()).await {
+                    Ok(state) if state.job != 0 => {}
+                    Ok(state) if state.active == "active" => return "done".to_owned(),
+                    Ok(state) => return state.active,
+                    Err(CallError::NoAnswer { .. }) => {}
+                    Err(error) => return error.to_string(),
+                }
+            }
+        };
+        // The manager itself ends the job after START_JOB_TIME; the margin is for its word to arrive.
+        let limit = START_JOB_TIME + RETRY_PAUSE;
+        match within(limit, result).await.as_deref() {
+            Some("done") => Ok(()),
+            Some(result) => Err(StartError::failed("the unit did not start", format!("its start job: {result}"))),
+            None => Err(StartError::failed("the unit did not start", "its start job did not end in time")),
+        }
+    }
+
+    /// Waits until the unit has stopped, was restarted by somebody, or is gone.
+    pub async fn ended(&self, context: &Context) -> End {
+        let name = self.name.as_str();
+        let events = self.watch.events();
+        // What happened before this call may be the end already: the first look is always made.
+        let mut seen = None;
+        loop {
+            let now = events.with(|events| (events.changes, events.removed, events.generation));
+            if seen != Some(now) {
+                let new_generation = seen.is_some_and(|(_, _, generation)| generation != now.2);
+                if new_generation {
+                    // A reference ends with the bus connection it was taken on.
+                    let _ = context.manager.reference(name).await;
+                }
+                seen = Some(now);
+                let stopping = events.with(|events| events.active.as_deref() == Some("deactivating"));
+                if !stopping || now.1 || new_generation {
+                    match context.manager.read(name).await {
+                        Ok(state) if state.load != "loaded" => return End::Lost,
+                        Ok(state) if state.invocation != self.running.invocation => return End::Lost,
+                        Ok(state) if state.has_ended() => return End::Stopped(state),
+                        Ok(_) => {}
+                        Err(CallError::NoSuchUnit) => return End::Lost,
+                        Err(_) => {
+                            Timer::after(RETRY_PAUSE).await;
+                            seen = None;
+                            continue;
+                        }
+                    }
+                }
+            }
+            events.wait_for(|events| ((events.changes, events.removed, events.generation) != now).then_some(())).await;
+        }
+    }
+
+    /// Makes sure that nothing is left: no process, no unit, no job, no cgroup. Bounded by `STOP_TIME`, longer only
+    /// while the bus is away. Does what it takes from wherever the unit is.
+    pub async fn clean_up(self, context: &Context) -> Result<CleanUp, (StopError, CleanUp)> {
+        let begun = Instant::now();
+        let mut report = CleanUp::default();
+        let result = self.clean_up_into(context, begun, &mut report).await;
+        report.took = begun.elapsed();
+        self.watch.forget().await;
+        match result {
+            Ok(()) => Ok(report),
+            Err(error) => Err((error, report)),
+        }
+    }
+
+    async fn clean_up_into(&self, context: &Context, begun: Instant, report: &mut CleanUp) -> Result<(), StopError> {
+        if !self.may_exist {
+            return Ok(());
+        }
+        let stopped = self.stop(context, &mut report.last);
+        if bounded(context, begun, stopped).await.is_none() {
+            // The last word: the manager may be slow to stop, but it can still kill.
+            report.killed = true;
+            let _ = context.manager.kill(self.name.as_str()).await;
+            let again = self.stop(context, &mut report.last);
+            if within(TERM_TO_KILL_TIME, again).await.is_none() {
+                return Err(StopError(format!("{} did not stop in time", self.name)));
+            }
+        }
+        let group = report.last.as_ref().map_or("", |state| state.control_group.as_str());
+        let group = if group.is_empty() { &self.running.control_group } else { group };
+        if !group.is_empty() {
+            let path = PathBuf::from(format!("{CGROUP_ROOT}{group}"));
+            let gone = async {
+                while path.exists() {
+                    // The kernel tells when a cgroup is empty, not when it is removed; this is the rare case.
+                    Timer::after(CGROUP_POLL_PAUSE).await;
+                }
+            };
+            if bounded(context, begun, gone).await.is_none() {
+                return Err(StopError(format!("the control group of {} is still there", self.name)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops the unit if it isn't stopped, lets it go, and waits until the manager has forgotten it.
+    async fn stop(&self, context: &Context, last: &mut Option<UnitState>) {
+        let name = self.name.as_str();
+        let mut asked = false;
+        let mut released = false;
+        loop {
+            let seen = self.watch.events().with(|events| (events.changes, events.removed, events.generation));
+            let known_to_have_ended =
+                self.watch.events().with(|events| matches!(events.active.as_deref(), Some("inactive" | "failed")));
+            let answer = if asked || known_to_have_ended {
+                context.manager.read(name).await.map(Some)
+            } else {
+                asked = true;
+                context.manager.stop(name).await.map(|()| None)
+            };
+            match answer {
+                Ok(None) => {}
+                // "No such unit" counts: the start call has been answered, or was sent before this one on the same
+                // connection, and the manager takes its calls in order.
+                Err(CallError::NoSuchUnit) => return,
+                Ok(Some(state)) if state.load != "loaded" => return,
+                Ok(Some(state)) if state.is_at_rest() => {
+                    if last.is_none() {
+                        *last = Some(state);
+                    }
+                    if !released {
+                        // It may have no reference of ours any more; then it goes by itself.
+                        let _ = context.manager.release(name).await;
+                        released = true;
+                    }
+                    let removed = self.watch.events().with(|events| events.removed);
+                    if removed {
+                        return;
+                    }
+                }
+                Ok(Some(state)) => {
+                    // Stopped, and about to be started again by somebody's restart: not while we can help it.
+                    asked = !(state.has_ended() && state.job != 0) && asked;
+                    if !asked {
+                        continue;
+                    }
+                }
+                Err(_) => {
+                    asked = false;
+                    Timer::after(RETRY_PAUSE).await;
+                    continue;
+                }
+            }
+            let changed = self
+                .watch
+                .events()
+                .wait_for(|events| ((events.changes, events.removed, events.generation) != seen).then_some(()));
+            // Signals tell; the second look is for one that was lost with a bus connection.
+            within(RETRY_PAUSE * 5, changed).await;
+        }
+    }
+}
+
+/// `work`, given up after `STOP_TIME` from `begun`; if the bus is away by then, `STOP_TIME` after it is back or
+/// `STOP_TIME_WITHOUT_BUS` are over.
+async fn bounded<T>(context: &Context, begun: Instant, work: impl Future<Output = T>) -> Option<T> {
+    let limit = async {
+        Timer::at(begun + STOP_TIME).await;
+        if !context.manager.is_online() {
+            until(begun + STOP_TIME_WITHOUT_BUS, context.manager.online()).await;
+            Timer::after(STOP_TIME).await;
+        }
+        None
+    };
+    async { Some(work.await) }.or(limit).await
+}
+
+/// Puts the start frame into the pair and reads the launcher's answer, not a byte more: what follows is the
+/// terminal's.
+async fn hand_over(terminal: &Async<UnixStream>, frame: &[u8]) -> Result<String, StartError> {
+    let lost = |error: std::io::Error| StartError::failed("the launcher did not answer", error);
+    let mut rest = frame;
+    while !rest.is_empty() {
+        match message::send_bytes(terminal.get_ref(), rest) {
+            Ok(count) => rest = rest.get(count..).unwrap_or_default(),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                terminal.writable().await.map_err(lost)?;
+            }
+            Err(error) => return Err(lost(error)),
+        }
+    }
+    let mut header = [0; FRAME_HEADER_BYTES];
+    read_exactly(terminal, &mut header).await.map_err(lost)?;
+    let header =
+        Header::decode(&header).map_err(|error| StartError::failed("the launcher's answer is no frame", error))?;
+    let mut payload = vec![0; header.payload_len()];
+    read_exactly(terminal, &mut payload).await.map_err(lost)?;
+    match header.kind() {
+        Kind::Started => {
+            String::from_utf8(payload).map_err(|error| StartError::failed("the launcher's answer is not text", error))
+        }
+        Kind::Error => Err(match decode_error(&payload) {
+            Ok((code, message)) => StartError { code, message, detail: "said by the launcher".to_owned() },
+            Err(error) => StartError::failed("the launcher refused", error),
+        }),
+        kind => Err(StartError::failed("the launcher's answer is none", format!("frame type {}", kind as u8))),
+    }
+}
+
+async fn read_exactly(terminal: &Async<UnixStream>, mut buffer: &mut [u8]) -> std::io::Result<()> {
+    while !buffer.is_empty() {
+        match message::receive_bytes(terminal.get_ref(), buffer) {
+            Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => buffer = buffer.get_mut(count..).unwrap_or_default(),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => terminal.readable().await?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Stops what an earlier supervisor left behind under this name; `Err` if it is still there in time.
+pub async fn stop_leftover(manager: &Manager, name: &UnitName) -> Result<(), StopError> {
+    let deadline = Instant::now() + STOP_TIME;
+    let failed = |what: &str| StopError(format!("{name}, left by an earlier supervisor, {what}"));
+    let watch = manager.watch(name.as_str()).await.map_err(|error| failed(&error.to_string()))?;
+    let stopped = async {
+        loop {
+            let seen = watch.events().with(|events| (events.changes, events.removed, events.jobs.len()));
+            match manager.stop(name.as_str()).await {
+                Err(CallError::NoSuchUnit) => return,
+                Ok(()) | Err(_) => {}
+            }
+            match manager.read(name.as_str()).await {
+                Err(CallError::NoSuchUnit) => return,
+                Ok(state) if state.load != "loaded" => return,
+                Ok(_) | Err(_) => {}
+            }
+            let changed = watch
+                .events()
+                .wait_for(|events| ((events.changes, events.removed, events.jobs.len()) != seen).then_some(()));
+            within(RETRY_PAUSE, changed).await;
+        }
+    };
+    let done = until(deadline, stopped).await;
+    watch.forget().await;
+    if done.is_some() {
+        return Ok(());
+    }
+    let _ = manager.kill(name.as_str()).await;
+    Err(failed("does not stop"))
+}

@@ -1,0 +1,416 @@
+//! One test's world: a bus, a fake manager, the built supervisor, and a stand-in server as its peer.
+
+use std::fs;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{Pid, Signal, kill_process};
+use support::fake_manager::{Bus, FakeManager, Server};
+use support::peer::Peer;
+use support::standin::Standin;
+
+/// Longer than anything here takes; only a failing test waits this long.
+pub const LONG: Duration = Duration::from_mins(1);
+/// How long to watch for something that must not happen. A test can't wait for an event that does not come.
+pub const WHILE: Duration = Duration::from_millis(300);
+/// The account that everything but the supervisor runs as: on every Debian, with a group of its own.
+pub const ACCOUNT: &str = "nobody";
+/// Its uid and gid.
+pub const ACCOUNT_ID: u32 = 65_534;
+/// The server's unit in these tests.
+pub const SERVER_UNIT: &str = "opencode-it.service";
+/// The supervisor's own unit.
+pub const SUPERVISOR_UNIT: &str = "opencode-pty-it.service";
+
+const PRODUCT: &str = env!("CARGO_BIN_EXE_opencode-pty");
+
+/// What differs from an ordinary scene.
+pub struct Setting {
+    /// `--max-sessions`.
+    pub sessions_max: usize,
+    /// `--manager-pid`, if not the fake's.
+    pub manager_pid: u32,
+    /// The process in front of the supervisor, to change its limits, say.
+    pub wrapper: Vec<&'static str>,
+    /// More options.
+    pub options: Vec<&'static str>,
+    /// What happens after the manager is there and before the supervisor is started.
+    pub before: Box<dyn FnOnce(&Scene)>,
+}
+
+impl Default for Setting {
+    fn default() -> Self {
+        Self {
+            sessions_max: 16,
+            manager_pid: std::process::id(),
+            wrapper: vec![],
+            options: vec![],
+            before: Box::new(|_| {}),
+        }
+    }
+}
+
+/// One test's world; all of it goes when it is dropped.
+pub struct Scene {
+    /// The manager.
+    pub fake: FakeManager,
+    /// The bus.
+    pub bus: Bus,
+    /// The server.
+    pub standin: Standin,
+    server: Child,
+    supervisor: Option<Supervisor>,
+    place: Place,
+}
+
+impl Scene {
+    /// An ordinary scene with a supervisor that is ready.
+    pub fn set() -> Self {
+        Self::with(Setting::default())
+    }
+
+    /// One with at most so many sessions.
+    pub fn with_sessions_max(sessions_max: usize) -> Self {
+        Self::with(Setting { sessions_max, ..Setting::default() })
+    }
+
+    /// One with these differences; waits until the supervisor says that it is ready.
+    pub fn with(setting: Setting) -> Self {
+        let mut scene = Self::without_waiting(setting);
+        let ready = scene.supervisor().wait_until_ready();
+        assert!(ready, "the supervisor ended before it was ready:\n{}", scene.supervisor().log());
+        scene
+    }
+
+    /// The same without waiting.
+    pub fn without_waiting(setting: Setting) -> Self {
+        build_standin();
+        let place = Place::new();
+        let bus = Bus::start(&place.0).unwrap();
+        let (server, standin) = place.start_standin();
+        let fake = FakeManager::start(&bus.address(), Server::new(SERVER_UNIT, server.id())).unwrap();
+        let mut scene = Self { fake, bus, standin, server, supervisor: None, place };
+        (setting.before)(&scene);
+        let supervisor = scene.supervisor_command(&setting.wrapper, setting.sessions_max, setting.manager_pid);
+        scene.supervisor = Some(Supervisor::start(supervisor, &setting.options, scene.path("notify.sock")));
+        scene
+    }
+
+    /// The command that runs the supervisor here.
+    fn supervisor_command(&self, wrapper: &[&str], sessions_max: usize, manager_pid: u32) -> Command {
+        let mut words: Vec<String> = wrapper.iter().map(|word| (*word).to_owned()).collect();
+        words.extend([PRODUCT, "supervisor", "--account", ACCOUNT].map(str::to_owned));
+        for (option, value) in [
+            ("--server-unit", SERVER_UNIT.to_owned()),
+            ("--server-cgroup", format!("/system.slice/{SERVER_UNIT}")),
+            ("--unit", SUPERVISOR_UNIT.to_owned()),
+            ("--socket", self.socket().display().to_string()),
+            ("--launcher", PRODUCT.to_owned()),
+            ("--max-sessions", sessions_max.to_string()),
+            ("--bus", self.bus.address()),
+            ("--manager-pid", manager_pid.to_string()),
+        ] {
+            words.extend([option.to_owned(), value]);
+        }
+        let (program, args) = words.split_first().unwrap();
+        let mut command = Command::new(program);
+        command.args(args);
+        command
+    }
+
+    /// The supervisor.
+    pub fn supervisor(&mut self) -> &mut Supervisor {
+        self.supervisor.as_mut().unwrap()
+    }
+
+    /// How many descriptors the supervisor has open.
+    pub fn descriptors(&self) -> usize {
+        let pid = self.supervisor.as_ref().unwrap().process.id();
+        fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+    }
+
+    /// Waits until the supervisor has as many descriptors open as it had before.
+    pub fn wait_for_descriptors(&self, before: usize, after: &str) {
+        let deadline = Instant::now() + LONG;
+        loop {
+            let now = self.descriptors();
+            if now == before {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{before} descriptors before, {now} after {after}");
+            // Closing happens behind an answer, in another process: there is no event to wait for.
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The supervisor's socket.
+    pub fn socket(&self) -> PathBuf {
+        self.path("supervisor.sock")
+    }
+
+    /// A path in the test's own directory.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.place.0.join(name)
+    }
+
+    /// The directory sessions are started in.
+    pub fn directory(&self) -> OwnedFd {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        rustix::fs::open(self.path("work"), flags, Mode::empty()).unwrap()
+    }
+
+    /// A connection of the server.
+    pub fn peer(&self) -> Peer {
+        self.standin.peer().unwrap()
+    }
+
+    /// A connection of the server with its start frame sent.
+    pub fn asked(&self) -> Peer {
+        let peer = self.peer();
+        peer.start_in(self.directory(), 60, &["/bin/true"]).unwrap();
+        peer
+    }
+
+    /// A running session and its unit.
+    pub fn session(&self) -> (Peer, String) {
+        let mut peer = self.asked();
+        let unit = peer.started(LONG).unwrap();
+        (peer, unit)
+    }
+
+    /// Runs a session to its end, to see that one can.
+    pub fn check_that_a_session_works(&self) {
+        let (mut peer, _) = self.session();
+        peer.input(b"still there?").unwrap();
+        peer.output_until(b"still there?", LONG).unwrap();
+        peer.stop().unwrap();
+        assert!(peer.read_to_end(LONG).unwrap().stopped);
+    }
+
+    /// Kills the server's main process.
+    pub fn kill_server(&mut self) {
+        self.server.kill().unwrap();
+        self.server.wait().unwrap();
+    }
+
+    /// Another process that connects to the supervisor: `opencode-standin probe`, as this uid.
+    pub fn probe_as(&self, uid: u32) -> support::standin::Probed {
+        let output = Command::new(self.path("opencode-standin"))
+            .arg("probe")
+            .arg(self.socket())
+            .args(["/bin/true"])
+            .current_dir("/")
+            .uid(uid)
+            .gid(uid)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let finished = support::standin::Finished {
+            status: output.status,
+            stdout: output.stdout,
+            stderr: output.stderr,
+        };
+        support::standin::probed(&finished).unwrap()
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        if thread::panicking()
+            && let Some(supervisor) = &self.supervisor
+        {
+            eprintln!("---- the supervisor's standard error\n{}----", supervisor.log());
+        }
+        drop(self.supervisor.take());
+        // It may be gone already, by the test's own hand.
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+/// A directory of the test's own, with the programs in it that the account runs.
+struct Place(PathBuf);
+
+impl Place {
+    fn new() -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let place = Self(PathBuf::from(format!("/tmp/opencode-it-{}-{count}", std::process::id())));
+        fs::create_dir(&place.0).unwrap();
+        for name in ["standin", "work"] {
+            let path = place.0.join(name);
+            fs::create_dir(&path).unwrap();
+            std::os::unix::fs::chown(&path, Some(ACCOUNT_ID), Some(ACCOUNT_ID)).unwrap();
+        }
+        for (from, name) in [(PRODUCT.into(), "opencode-pty-client"), (standin_path(), "opencode-standin")] {
+            let to = place.0.join(name);
+            if fs::hard_link(&from, &to).is_err() {
+                // Another file system. Copied by a child: a fork of another test's thread that holds a writable
+                // descriptor of it for a moment would make executing it fail with ETXTBSY.
+                assert!(Command::new("cp").arg(&from).arg(&to).status().unwrap().success());
+            }
+        }
+        place
+    }
+
+    fn start_standin(&self) -> (Child, Standin) {
+        let control = self.0.join("standin/control.sock");
+        let server = Command::new(self.0.join("opencode-standin"))
+            .arg("serve")
+            .arg("--control")
+            .arg(&control)
+            .arg("--supervisor")
+            .arg(self.0.join("supervisor.sock"))
+            .arg("--client")
+            .arg(self.0.join("opencode-pty-client"))
+            .current_dir("/")
+            .uid(ACCOUNT_ID)
+            .gid(ACCOUNT_ID)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        (server, Standin::connect_within(control, LONG).unwrap())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // What can't be removed is in /tmp.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The stand-in lies beside the product, in the same profile.
+fn standin_path() -> PathBuf {
+    Path::new(PRODUCT).with_file_name("opencode-standin")
+}
+
+/// Cargo builds no other package's programs for a test, so we ask it to; a no-op when it is there already.
+fn build_standin() {
+    static BUILT: Once = Once::new();
+    BUILT.call_once(|| {
+        let Some(cargo) = std::env::var_os("CARGO") else { return };
+        let profile_dir = Path::new(PRODUCT).parent().unwrap();
+        let profile = if profile_dir.ends_with("debug") { "dev" } else { "release" };
+        let mut target_dir = profile_dir.parent().unwrap();
+        let mut command = Command::new(cargo);
+        command.args(["build", "--quiet", "--package", "support", "--bin", "opencode-standin", "--profile", profile]);
+        // With `--target` or `build.target` there is one directory more.
+        let name = target_dir.file_name().unwrap().to_str().unwrap().to_owned();
+        if name.matches('-').count() >= 2 && name.contains("linux") {
+            command.arg("--target").arg(name);
+            target_dir = target_dir.parent().unwrap();
+        }
+        let status = command.arg("--target-dir").arg(target_dir).current_dir(env!("CARGO_MANIFEST_DIR")).status();
+        assert!(status.unwrap().success(), "cargo could not build opencode-standin");
+    });
+}
+
+/// The supervisor's process.
+pub struct Supervisor {
+    process: Child,
+    log: Arc<Mutex<String>>,
+    reader: Option<thread::JoinHandle<()>>,
+    notices: UnixDatagram,
+    status: String,
+}
+
+impl Supervisor {
+    /// Starts it, with a notification socket as systemd would give it.
+    pub fn start(mut command: Command, options: &[&str], notify: PathBuf) -> Self {
+        let notices = UnixDatagram::bind(&notify).unwrap();
+        notices.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let mut process = command
+            .args(options)
+            .env("NOTIFY_SOCKET", &notify)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let log = Arc::new(Mutex::new(String::new()));
+        let (mut stderr, shared) = (process.stderr.take().unwrap(), Arc::clone(&log));
+        let reader = thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(read @ 1..) = stderr.read(&mut buffer) {
+                let text = String::from_utf8_lossy(buffer.get(..read).unwrap_or_default()).into_owned();
+                shared.lock().unwrap_or_else(PoisonError::into_inner).push_str(&text);
+            }
+        });
+        Self { process, log, reader: Some(reader), notices, status: String::new() }
+    }
+
+    /// Waits until it says `READY=1`; `false` if it ends first.
+    pub fn wait_until_ready(&mut self) -> bool {
+        self.wait_for_notice("READY=1")
+    }
+
+    /// Waits until it says this; `false` if it ends first.
+    pub fn wait_for_notice(&mut self, wanted: &str) -> bool {
+        let deadline = Instant::now() + LONG;
+        let mut buffer = [0; 4096];
+        while Instant::now() < deadline {
+            if let Ok(read) = self.notices.recv(&mut buffer) {
+                let text = String::from_utf8_lossy(buffer.get(..read).unwrap_or_default()).into_owned();
+                let found = text.lines().any(|line| line == wanted);
+                self.status.push_str(&text);
+                self.status.push('\n');
+                if found {
+                    return true;
+                }
+            } else if self.process.try_wait().unwrap().is_some() {
+                return false;
+            }
+        }
+        panic!("the supervisor did not say '{wanted}' but:\n{}", self.status);
+    }
+
+    /// What it wrote to standard error so far.
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.process), signal).unwrap();
+    }
+
+    /// Whether it runs.
+    pub fn is_running(&mut self) -> bool {
+        self.process.try_wait().unwrap().is_none()
+    }
+
+    /// Waits for its end; gives its status and all of its standard error.
+    pub fn wait(&mut self) -> (ExitStatus, String) {
+        let deadline = Instant::now() + LONG;
+        let status = loop {
+            if let Some(status) = self.process.try_wait().unwrap() {
+                break status;
+            }
+            assert!(Instant::now() < deadline, "the supervisor did not end:\n{}", self.log());
+            thread::sleep(Duration::from_millis(5));
+        };
+        if let Some(reader) = self.reader.take() {
+            reader.join().unwrap();
+        }
+        (status, self.log())
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        // It may have ended already, as the test wanted.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

@@ -1,0 +1,105 @@
+//! Installs the product on a host as the README tells an operator to, and a stand-in for the server.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::path::Path;
+
+use super::{Error, Host, workspace};
+
+/// The password in the server's environment on a host. Whoever reads it in a session has found a hole.
+pub const PASSWORD_CANARY: &str = "canary-password-7c1e";
+
+/// A value in the other environment file of the server.
+pub const ENVIRONMENT_CANARY: &str = "canary-environment-58d0";
+
+/// A directory of the account for sessions to work in.
+pub const WORKSPACE: &str = "/home/byk/work";
+
+/// The account's uid and gid, as the pristine root has them.
+const ACCOUNT: (u32, u32) = (1000, 1000);
+
+/// Installs the product: one file under three names, a link for the operator, the units.
+pub fn install(host: &Host, binary: &Path) -> Result<(), Error> {
+    let libexec = "/usr/local/libexec";
+    host.sh_ok(&format!("mkdir -p {libexec} /usr/local/sbin /etc/systemd/system"))?;
+    let program = format!("{libexec}/opencode-pty-supervisor");
+    copy(host, binary, &format!("{program}.new"), (0, 0))?;
+    host.sh_ok(&format!(
+        "set -e
+        mv -f {program}.new {program}
+        ln -f {program} {libexec}/opencode-pty-launcher
+        ln -f {program} {libexec}/opencode-pty-client
+        ln -sf {program} /usr/local/sbin/opencode-pty"
+    ))?;
+    for unit in ["opencode-pty-supervisor.service", "opencode-pty.slice"] {
+        install_unit(host, unit)?;
+    }
+    host.sh_ok("systemctl daemon-reload").map(drop)
+}
+
+/// Installs the server's unit with the stand-in as its main process, and what that unit expects to find.
+pub fn install_standin(host: &Host, binary: &Path) -> Result<(), Error> {
+    let pilot = "/home/byk/.local/share/opencode-v2-pilot";
+    host.sh_ok(&format!(
+        "set -e
+        mkdir -p /usr/local/libexec /etc/systemd/system/opencode-v2.service.d
+        setpriv --reuid byk --regid byk --clear-groups mkdir -p /home/byk/standin /home/byk/.opencode {WORKSPACE} \\
+            {pilot}/config/opencode {pilot}/data/opencode {pilot}/cache {pilot}/state"
+    ))?;
+    copy(host, binary, "/home/byk/standin/opencode-standin", ACCOUNT)?;
+
+    // For tests alone: the real verifier compares hashes with a marker that no test may write.
+    write(
+        host,
+        "/usr/local/libexec/opencode-pty-verify-readiness",
+        0o755,
+        "#!/bin/sh\n# Test host: every build counts as ready here. NOT the real verifier.\nexit 0\n",
+    )?;
+    write(host, "/home/byk/.opencode/env", 0o600, &format!("OPENCODE_CANARY={ENVIRONMENT_CANARY}\n"))?;
+    write(host, &format!("{pilot}/server.env"), 0o600, &format!("OPENCODE_PASSWORD={PASSWORD_CANARY}\n"))?;
+    install_unit(host, "opencode-v2.service")?;
+    write(
+        host,
+        "/etc/systemd/system/opencode-v2.service.d/10-test-host.conf",
+        0o644,
+        "# Test host: the stand-in instead of the server, and a place for its control socket.\n\
+         [Service]\n\
+         ExecStart=\n\
+         ExecStart=/home/byk/standin/opencode-standin serve\n\
+         RuntimeDirectory=opencode-standin\n",
+    )?;
+    host.sh_ok("systemctl daemon-reload").map(drop)
+}
+
+/// Starts the supervisor and then the server, as an operator would.
+pub fn start(host: &Host) -> Result<(), Error> {
+    for unit in ["opencode-pty-supervisor.service", "opencode-v2.service"] {
+        if let Err(error) = host.sh_ok(&format!("systemctl start {unit}")) {
+            let journal = host.sh(&format!("journalctl --no-pager --lines=20 --unit={unit}"))?;
+            return Err(error.and_detail(&String::from_utf8_lossy(&journal.stdout)));
+        }
+    }
+    Ok(())
+}
+
+fn install_unit(host: &Host, unit: &str) -> Result<(), Error> {
+    let source = workspace().join("units").join(unit);
+    let text = fs::read_to_string(&source).map_err(Error::system(format!("read {}", source.display())))?;
+    write(host, &format!("/etc/systemd/system/{unit}"), 0o644, &text)
+}
+
+fn copy(host: &Host, source: &Path, path: &str, (uid, gid): (u32, u32)) -> Result<(), Error> {
+    let target = host.path(path);
+    fs::copy(source, &target)
+        .and_then(|_| fs::set_permissions(&target, fs::Permissions::from_mode(0o755)))
+        .and_then(|()| chown(&target, Some(uid), Some(gid)))
+        .map_err(Error::system(format!("copy {} to {path} of {host}", source.display())))
+}
+
+/// Writes a file of root's.
+fn write(host: &Host, path: &str, mode: u32, text: &str) -> Result<(), Error> {
+    let target = host.path(path);
+    fs::write(&target, text)
+        .and_then(|()| fs::set_permissions(&target, fs::Permissions::from_mode(mode)))
+        .map_err(Error::system(format!("write {path} of {host}")))
+}

@@ -1,0 +1,166 @@
+//! `cargo xtask check`: what can be said about the tree without running it.
+
+mod docs;
+mod layers;
+mod rust;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use support::host::workspace;
+
+use crate::Failure;
+use crate::args::Args;
+
+const USAGE: &str = "\
+Usage: cargo xtask check
+
+  fmt      cargo fmt changes nothing
+  clippy   no warning in any target
+  layers   src/ keeps to the table in docs/architecture.md; unsafe, zbus and rustix only where it says
+  docs     every link and path in README.md and docs/ leads somewhere, every test in docs/threats.md exists
+  rustdoc  cargo doc warns of nothing, private items included
+";
+
+/// Answers with what is wrong, a line each; nothing: all is well.
+type Check = fn(&Path) -> Vec<String>;
+
+const CHECKS: [(&str, Check); 5] =
+    [("fmt", fmt), ("clippy", clippy), ("layers", layers::check), ("docs", docs::check), ("rustdoc", rustdoc)];
+
+pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
+    let mut args = Args::new(words, USAGE);
+    if args.flag("--help") {
+        print!("{USAGE}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    args.finish(0)?;
+
+    let root = workspace();
+    let mut sound = true;
+    for (name, check) in CHECKS {
+        let started = Instant::now();
+        let faults = check(&root);
+        let seconds = started.elapsed().as_secs_f32();
+        sound &= faults.is_empty();
+        println!("{} {name} ({seconds:.1} s)", if faults.is_empty() { "ok    " } else { "FAILED" });
+        for fault in faults {
+            println!("       {fault}");
+        }
+    }
+    if sound { Ok(ExitCode::SUCCESS) } else { Err(Failure::Failed("not everything is as it should be".to_owned())) }
+}
+
+fn fmt(root: &Path) -> Vec<String> {
+    cargo(root, &["fmt", "--all", "--", "--check", "--files-with-diff"], &[])
+}
+
+fn clippy(root: &Path) -> Vec<String> {
+    cargo(root, &["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])
+}
+
+fn rustdoc(root: &Path) -> Vec<String> {
+    let arguments = ["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"];
+    cargo(root, &arguments, &[("RUSTDOCFLAGS", "-D warnings")])
+}
+
+fn cargo(root: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Vec<String> {
+    let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(arguments)
+        .envs(environment.iter().copied())
+        .current_dir(root)
+        .stdin(Stdio::null())
+        .output();
+    match output {
+        Ok(output) if output.status.success() => Vec::new(),
+        Ok(output) => {
+            let said = [output.stdout, output.stderr].concat();
+            let mut lines: Vec<String> = String::from_utf8_lossy(&said).lines().map(str::to_owned).collect();
+            lines.push(format!("cargo {}: {}", arguments.join(" "), output.status));
+            lines
+        }
+        Err(error) => vec![format!("cannot run cargo: {error}")],
+    }
+}
+
+/// All files below a directory with this extension, in order of their names.
+fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut entries: Vec<PathBuf> =
+        std::fs::read_dir(dir).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect();
+    entries.sort();
+    for path in entries {
+        if path.is_dir() {
+            found.extend(files(&path, extension));
+        } else if path.extension().is_some_and(|found| found == extension) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// A file's text, or a fault that names the file.
+fn read(path: &Path) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
+}
+
+/// The cells of each row of a Markdown table whose header has this column, with the line the row is on.
+///
+/// Cells are trimmed. Tables without the column are passed over, and so are code blocks.
+fn table_rows(text: &str, column: &str) -> Vec<(usize, Vec<String>)> {
+    let mut rows = Vec::new();
+    let (mut inside, mut in_block, mut previous) = (false, false, "");
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.trim();
+        in_block ^= line.starts_with("```");
+        if in_block || !line.starts_with('|') {
+            inside = false;
+        } else if line.bytes().all(|byte| b"|-: ".contains(&byte)) {
+            inside = cells(previous).iter().any(|cell| cell.eq_ignore_ascii_case(column));
+        } else if inside {
+            rows.push((number, cells(line)));
+        }
+        previous = line;
+    }
+    rows
+}
+
+/// The cells of one line; a `|` in backticks, or escaped, does not end one.
+fn cells(line: &str) -> Vec<String> {
+    let line = line.trim().trim_start_matches('|').trim_end_matches('|');
+    let (mut cells, mut cell, mut in_code, mut escaped) = (Vec::new(), String::new(), false, false);
+    for letter in line.chars() {
+        in_code ^= letter == '`';
+        if letter == '|' && !in_code && !escaped {
+            cells.push(std::mem::take(&mut cell).trim().to_owned());
+        } else {
+            cell.push(letter);
+        }
+        escaped = letter == '\\' && !escaped;
+    }
+    cells.push(cell.trim().to_owned());
+    cells
+}
+
+/// What stands between backticks.
+fn code_spans(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_tables_with_the_column_are_read() {
+        let text =
+            "| a | Test |\n|---|:--|\n| x | `p|q` |\n\n| b |\n|---|\n| y |\n```\n| a | Test |\n|-|-|\n| z | z |\n```\n";
+        assert_eq!(table_rows(text, "test"), [(3, vec!["x".to_owned(), "`p|q`".to_owned()])]);
+    }
+
+    #[test]
+    fn code_spans_are_every_second_part() {
+        assert_eq!(code_spans("a `b` c `d e`.").collect::<Vec<_>>(), ["b", "d e"]);
+    }
+}

@@ -1,0 +1,70 @@
+//! The project's own commands. `cargo xtask` without arguments lists them.
+
+mod args;
+mod check;
+mod demo;
+mod host;
+mod test;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+Usage: cargo xtask COMMAND
+
+  demo   one session from end to end, in this terminal
+  test   everything that shows whether the tree works
+  check  format, lints, layers, documents
+  host   throw-away hosts with the product installed: up, shell, down
+
+Each command explains itself with --help. Exit codes: 0 done, 1 failed, 64 wrong usage.
+";
+
+/// Why a command did not do what it was asked to.
+pub enum Failure {
+    /// The words make no sense; the text says which.
+    Usage(String),
+    /// It was tried, and this is why it did not work. Empty: everything has been said already.
+    Failed(String),
+}
+
+impl From<support::host::Error> for Failure {
+    fn from(error: support::host::Error) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+impl From<String> for Failure {
+    fn from(message: String) -> Self {
+        Self::Failed(message)
+    }
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let (command, rest) = words.split_first().map_or(("", [].as_slice()), |(command, rest)| (command.as_str(), rest));
+    let done = match command {
+        "check" => check::main(rest),
+        "demo" => demo::main(rest),
+        "host" => host::main(rest),
+        "test" => test::main(rest),
+        "help" | "--help" | "-h" => {
+            print!("{USAGE}");
+            Ok(ExitCode::SUCCESS)
+        }
+        "" => Err(Failure::Usage(USAGE.to_owned())),
+        other => Err(Failure::Usage(format!("no such command '{other}'\n{USAGE}"))),
+    };
+    match done {
+        Ok(code) => code,
+        Err(Failure::Usage(message)) => {
+            eprintln!("{}", message.trim_end());
+            ExitCode::from(64)
+        }
+        Err(Failure::Failed(message)) => {
+            if !message.is_empty() {
+                eprintln!("xtask {command}: {message}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! `cargo xtask test`: everything that shows whether the tree works, with one line a stage and one line at the end.
+
+mod run;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::OnceLock;
+use std::thread;
+use std::time::Instant;
+
+use support::host::{self, BootOptions, Host, Suite};
+
+use self::run::{Counts, Ran};
+use crate::Failure;
+use crate::args::Args;
+
+const USAGE: &str = "\
+Usage: cargo xtask test [--only STAGE,STAGE…]
+
+  check     cargo xtask check
+  unit      unit, property, protocol and corpus tests: cargo test --workspace
+  user      the same binaries as an ordinary user
+  it        the built binary against the fake manager
+  hosts     the test hosts themselves: apart from each other, and gone when they should be
+  trixie    tests/system on a host with systemd 257
+  bookworm  tests/system on a host with systemd 252
+  demo      cargo xtask demo, with a command and as a tour
+
+What each printed is in target/test-logs/STAGE.log, the journal of a host whose tests failed beside it. The last line counts
+the tests of all stages. Exit 0 when nothing failed and every stage ran something.
+";
+
+/// The variable that tells the system tests which host to attach to.
+const HOST: &str = "OPENCODE_PTY_TEST_HOST";
+
+/// Who the stage `user` runs as: nobody.
+const ORDINARY_USER: &str = "65534";
+
+/// How many lines of a failed stage's log are shown.
+const LINES_SHOWN: usize = 60;
+
+type Run = fn(&Context) -> Ran;
+
+/// The stages in their order; those of one row run at the same time.
+const STAGES: [&[(&str, Run)]; 7] = [
+    &[("check", check)],
+    &[("unit", unit)],
+    &[("user", user)],
+    &[("it", it)],
+    &[("hosts", hosts)],
+    &[("trixie", |context| system(context, Suite::Trixie)), ("bookworm", |context| system(context, Suite::Bookworm))],
+    &[("demo", demo)],
+];
+
+/// What the stages share.
+struct Context {
+    root: PathBuf,
+    logs: PathBuf,
+    built: OnceLock<Result<Built, String>>,
+}
+
+/// What goes onto the hosts, and the tests that use it; built once.
+struct Built {
+    product: PathBuf,
+    standin: PathBuf,
+    tests: PathBuf,
+}
+
+impl Context {
+    fn log(&self, stage: &str) -> PathBuf {
+        self.logs.join(format!("{stage}.log"))
+    }
+
+    /// `cargo` with these words, in the workspace.
+    fn cargo(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(cargo());
+        command.args(arguments).current_dir(&self.root);
+        command
+    }
+
+    fn built(&self) -> Result<&Built, String> {
+        let build = || {
+            let product = host::build_product().map_err(|error| error.to_string())?;
+            let standin = host::build_standin().map_err(|error| error.to_string())?;
+            let tests = test_binaries(&self.root, &["--package", "opencode-pty", "--test", "system"])?;
+            let (tests, _) = tests.into_iter().next().ok_or("cargo built no system test")?;
+            Ok(Built { product, standin, tests })
+        };
+        self.built.get_or_init(build).as_ref().map_err(Clone::clone)
+    }
+}
+
+pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
+    let mut args = Args::new(words, USAGE);
+    if args.flag("--help") {
+        print!("{USAGE}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let only: Option<Vec<String>> = args.option("--only")?.map(|names| names.split(',').map(str::to_owned).collect());
+    args.finish(0)?;
+    for name in only.iter().flatten() {
+        if !STAGES.iter().copied().flatten().any(|(known, _)| known == name) {
+            return Err(Failure::Usage(format!("no such stage '{name}'\n{USAGE}")));
+        }
+    }
+
+    let context = Context { root: host::workspace(), logs: host::target().join("test-logs"), built: OnceLock::new() };
+    let _ = fs::remove_dir_all(&context.logs);
+    fs::create_dir_all(&context.logs).map_err(|error| format!("cannot make {}: {error}", context.logs.display()))?;
+
+    let mut total = Counts::default();
+    for group in STAGES {
+        let chosen = |name: &str| only.as_ref().is_none_or(|only| only.iter().any(|chosen| chosen == name));
+        let stages: Vec<(&str, Run)> = group.iter().copied().filter(|(name, _)| chosen(name)).collect();
+        for counts in run_together(&context, &stages)? {
+            total += counts;
+        }
+    }
+    println!("{total}");
+    if total.failed > 0 { Err(Failure::Failed(String::new())) } else { Ok(ExitCode::SUCCESS) }
+}
+
+/// Runs stages at the same time, and prints a line for each when it is done.
+fn run_together(context: &Context, stages: &[(&'static str, Run)]) -> Result<Vec<Counts>, Failure> {
+    thread::scope(|scope| {
+        let running: Vec<_> = stages
+            .iter()
+            .map(|&(name, run)| {
+                scope.spawn(move || {
+                    eprintln!("       {name} …");
+                    let started = Instant::now();
+                    let ran = run(context);
+                    report(context, name, &ran, started)
+                })
+            })
+            .collect();
+        running
+            .into_iter()
+            .map(|stage| stage.join().map_err(|_| Failure::Failed("a stage panicked".to_owned())))
+            .collect()
+    })
+}
+
+/// Prints a stage's line, and the end of its log if it failed. Gives back what it adds to the sum.
+fn report(context: &Context, name: &str, ran: &Ran, started: Instant) -> Counts {
+    let seconds = started.elapsed().as_secs_f32();
+    let mut counts = ran.counts;
+    let Some(fault) = &ran.fault else {
+        let tests = if counts == Counts::default() { String::new() } else { format!("  {counts}") };
+        println!("ok     {name:<9} {seconds:6.1} s{tests}");
+        return counts;
+    };
+    // A stage that fails without a failed test fails all the same.
+    counts.failed = counts.failed.max(1);
+    let log = context.log(name);
+    let text = fs::read_to_string(&log).unwrap_or_default();
+    // In one piece: another stage may be printing, too.
+    let mut shown = format!("FAILED {name:<9} {seconds:6.1} s  {counts}: {fault} ({})\n", log.display());
+    for line in excerpt(&text) {
+        shown.push_str("       | ");
+        shown.push_str(line);
+        shown.push('\n');
+    }
+    print!("{shown}");
+    counts
+}
+
+/// What a reader of a failed stage's log wants to see first: the failures that libtest reports, or else the end.
+fn excerpt(log: &str) -> Vec<&str> {
+    let lines: Vec<&str> = log.lines().collect();
+    let failures = lines.iter().position(|line| *line == "failures:");
+    let start = failures.unwrap_or_else(|| lines.len().saturating_sub(LINES_SHOWN));
+    lines.into_iter().skip(start).take(LINES_SHOWN).collect()
+}
+
+fn check(context: &Context) -> Ran {
+    let mut command = match own_command(context, "check") {
+        Ok(command) => command,
+        Err(fault) => return Ran::fault(fault),
+    };
+    run::logged(&mut command, &context.log("check"))
+}
+
+fn unit(context: &Context) -> Ran {
+    let mut command = context.cargo(&["test", "--workspace", "--no-fail-fast"]);
+    run::logged(&mut command, &context.log("unit")).with_tests()
+}
+
+/// Runs the test binaries of `unit` as nobody. (As that user cargo could not write to `target/`.)
+fn user(context: &Context) -> Ran {
+    let binaries = match test_binaries(&context.root, &["--workspace"]) {
+        Ok(binaries) => binaries,
+        Err(fault) => return Ran::fault(fault),
+    };
+    let log = context.log("user");
+    let mut sum = Ran::default();
+    for (binary, package) in binaries {
+        let mut command = as_ordinary_user(&context.root);
+        command.arg(&binary).current_dir(&package).env("CARGO_MANIFEST_DIR", &package).env("HOME", "/nonexistent");
+        sum.add(run::logged(&mut command, &log));
+    }
+    sum.with_tests()
+}
+
+/// The beginning of a command that runs as nobody, or as who we are if that is an ordinary user already.
+fn as_ordinary_user(root: &Path) -> Command {
+    if !rustix::process::geteuid().is_root() {
+        return Command::new("env");
+    }
+    let setpriv = |more: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", ORDINARY_USER, "--regid", ORDINARY_USER, "--clear-groups"]).args(more);
+        command
+    };
+    let readable = setpriv(&["test", "-r"]).arg(root.join("Cargo.toml")).status().is_ok_and(|status| status.success());
+    if readable {
+        return setpriv(&[]);
+    }
+    // The tree lies below a directory that is closed to others; that one power opens it, for reading.
+    setpriv(&["--inh-caps", "-all,+dac_read_search", "--ambient-caps", "-all,+dac_read_search"])
+}
+
+fn it(context: &Context) -> Ran {
+    let mut command = context.cargo(&["test", "--package", "opencode-pty", "--test", "it"]);
+    run::logged(&mut command, &context.log("it")).with_tests()
+}
+
+fn hosts(context: &Context) -> Ran {
+    let mut command = context.cargo(&["test", "--package", "support", "--test", "host"]);
+    run::logged(&mut command, &context.log("hosts")).with_tests()
+}
+
+fn system(context: &Context, suite: Suite) -> Ran {
+    match on_a_host(context, suite) {
+        Ok(ran) => ran.with_tests(),
+        Err(fault) => Ran::fault(fault),
+    }
+}
+
+fn on_a_host(context: &Context, suite: Suite) -> Result<Ran, String> {
+    let built = context.built()?;
+    let name = format!("test-{suite}-{}", std::process::id());
+    let text = |error: host::Error| error.to_string();
+    let host = Host::boot(&BootOptions { name, suite, ephemeral: true }, &mut |line| eprintln!("       {line}"))
+        .map_err(text)?;
+    let prepared = host::install(&host, &built.product)
+        .and_then(|()| host::install_standin(&host, &built.standin))
+        .and_then(|()| host::start(&host));
+    let ran = match prepared {
+        Ok(()) => {
+            let mut command = Command::new(&built.tests);
+            command.arg("--test-threads=1").env(HOST, host.name());
+            command.env("CARGO_MANIFEST_DIR", &context.root).current_dir(&context.root);
+            run::logged(&mut command, &context.log(suite.name()))
+        }
+        Err(error) => Ran::fault(error.to_string()),
+    };
+    if ran.fault.is_some() {
+        let directory = context.logs.join(suite.name());
+        let journal = host.journal().map_err(text)?;
+        fs::create_dir_all(&directory)
+            .and_then(|()| fs::write(directory.join("journal.txt"), journal))
+            .map_err(|error| format!("cannot keep the journal: {error}"))?;
+    }
+    host.down().map_err(text)?;
+    Ok(ran)
+}
+
+/// The demo with a command, as the README shows it, and without.
+fn demo(context: &Context) -> Ran {
+    let log = context.log("demo");
+    let mut ran = Ran::default();
+    let with_command = ["--", "/bin/sh", "-c", "tty; id; pwd; exit 7"];
+    let ordinary_id = "uid=1000(byk) gid=1000(byk) groups=1000(byk)";
+    let expected: [(&[&str], i32, &[&str]); 2] = [
+        (&with_command, 7, &["/dev/pts/", ordinary_id, host::WORKSPACE, "exit: exited 7 (result exit-code)"]),
+        (&[], 0, &["/dev/pts/", ordinary_id, "exit: exited 0 (result success)", "is gone"]),
+    ];
+    for (words, code, texts) in expected {
+        let before = fs::read_to_string(&log).unwrap_or_default().len();
+        let started = Instant::now();
+        let run = match own_command(context, "demo") {
+            Ok(mut command) => run::logged(command.args(words), &log),
+            Err(fault) => Ran::fault(fault),
+        };
+        let all = fs::read_to_string(&log).unwrap_or_default();
+        let said = all.get(before..).unwrap_or_default().replace('\r', "");
+        let missing: Vec<&str> = texts.iter().copied().filter(|text| !said.contains(text)).collect();
+        let id_line = said.lines().any(|line| line.contains("uid=") && !line.trim().ends_with(ordinary_id));
+        ran.fault = ran.fault.or_else(|| match run.code {
+            Some(found) if found != code => Some(format!("the demo exited {found} instead of {code}")),
+            None => run.fault,
+            Some(_) if !missing.is_empty() => Some(format!("the demo did not print '{}'", missing.join("', '"))),
+            Some(_) if id_line => Some("the session has a further group".to_owned()),
+            Some(_) if started.elapsed().as_secs() >= 5 && !before.eq(&0) => {
+                Some("a second demo took over 5 s".to_owned())
+            }
+            Some(_) => None,
+        });
+    }
+    ran
+}
+
+/// This program again, with another command.
+fn own_command(context: &Context, name: &str) -> Result<Command, String> {
+    let program = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+    let mut command = Command::new(program);
+    command.arg(name).current_dir(&context.root);
+    Ok(command)
+}
+
+/// Builds tests; gives back each binary with the directory of its package.
+fn test_binaries(root: &Path, selection: &[&str]) -> Result<Vec<(PathBuf, PathBuf)>, String> {
+    let output = Command::new(cargo())
+        .args(["test", "--no-run", "--message-format=json-render-diagnostics"])
+        .args(selection)
+        .current_dir(root)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| format!("cannot run cargo: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("cannot build the tests:\n{}", String::from_utf8_lossy(&output.stderr)));
+    }
+    let messages = String::from_utf8_lossy(&output.stdout);
+    Ok(messages.lines().filter_map(test_binary).collect())
+}
+
+/// The executable and the package's directory in one of cargo's messages, if it is about a test.
+///
+/// The profile is what tells: a program's own target may say `"test":true`, too. Paths with a quote or a backslash are not met.
+fn test_binary(message: &str) -> Option<(PathBuf, PathBuf)> {
+    let profile = message.split_once("\"profile\":{")?.1.split_once('}')?.0;
+    if !profile.contains("\"test\":true") {
+        return None;
+    }
+    let value = |key: &str| Some(message.split_once(&format!("\"{key}\":\""))?.1.split_once('"')?.0);
+    let package = Path::new(value("manifest_path")?).parent()?.to_owned();
+    Some((value("executable")?.into(), package))
+}
+
+fn cargo() -> std::ffi::OsString {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_shown_first_and_otherwise_the_end() {
+        assert_eq!(excerpt("a\nfailures:\n\nb\n"), ["failures:", "", "b"]);
+        let long = "x\n".repeat(LINES_SHOWN) + "last";
+        assert_eq!(excerpt(&long).last(), Some(&"last"));
+        assert_eq!(excerpt(&long).len(), LINES_SHOWN);
+    }
+
+    #[test]
+    fn a_test_binary_is_found_in_cargos_message() {
+        let message = r#"{"reason":"compiler-artifact","manifest_path":"/w/x/Cargo.toml","profile":{"test":true},"executable":"/w/t/x-1","fresh":true}"#;
+        assert_eq!(test_binary(message), Some(("/w/t/x-1".into(), "/w/x".into())));
+        let program = message.replace("{\"test\":true}", "{\"test\":false},\"target\":{\"test\":true}");
+        assert_eq!(test_binary(&program), None);
+        assert_eq!(test_binary(&message.replace("\"/w/t/x-1\"", "null")), None);
+    }
+}

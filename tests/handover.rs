@@ -227,7 +227,8 @@ fn a_socket_that_stays_full_times_out_and_what_node_leaked_was_closed_before() {
     wait_for_program(&child, PROGRAM);
     drop(held);
     assert_eq!(reader.read(&mut [0; 1]).unwrap(), 0);
-    assert!(child.try_wait().unwrap().is_none(), "the client is still trying");
+    // A process that ends gives up its whole table at once, so this one is still trying.
+    assert!(fs::read_link(format!("/proc/{}/fd/3", child.id())).is_ok(), "closed only by ending");
 
     let status = child.wait().unwrap();
     assert_eq!(status.code(), Some(75));
@@ -325,22 +326,23 @@ fn plain_launcher() -> Command {
     command
 }
 
-/// The launcher as a unit starts it: an ordinary account with the groups it has, and CAP_SETGID.
-fn unit_launcher(scratch: &Scratch) -> Command {
+/// A copy of the program that every account may execute.
+fn installed(scratch: &Scratch) -> PathBuf {
     let copy = scratch.0.join("opencode-pty-launcher");
     if !copy.exists() {
         fs::copy(PROGRAM, &copy).unwrap();
         fs::set_permissions(&copy, Permissions::from_mode(0o755)).unwrap();
     }
-    let mut command = Command::new("setpriv");
-    command.args([
-        "--reuid=65534",
-        "--regid=65534",
-        "--groups=4,27",
-        "--inh-caps=-all,+setgid",
-        "--ambient-caps=+setgid",
-    ]);
-    command.args(["--bounding-set=-all,+setgid", "--no-new-privs"]).arg(copy);
+    copy
+}
+
+/// The launcher as a unit starts it: an ordinary account with the groups it has, and CAP_SETGID. And as no unit
+/// does, with every signal ignored or blocked.
+fn unit_launcher(scratch: &Scratch) -> Command {
+    let mut command = Command::new("env");
+    command.args(["--ignore-signal", "--block-signal", "setpriv", "--reuid=65534", "--regid=65534", "--groups=4,27"]);
+    command.args(["--inh-caps=-all,+setgid", "--ambient-caps=+setgid", "--bounding-set=-all,+setgid"]);
+    command.arg("--no-new-privs").arg(installed(scratch));
     command
 }
 
@@ -436,7 +438,8 @@ fn a_whole_session_runs_its_command_in_the_directory_with_nothing_but_what_it_sh
     let scratch = Scratch::new("session");
     let work = scratch.directory("work place", 0o755);
     let mut session = Session::start(unit_launcher(&scratch), File::open(&work).unwrap());
-    let script = "pwd; printf '%s|' \"$@\"; echo; cat /proc/self/status; ls -l /proc/self/fd; stty size; env; exit 7";
+    let script = "pwd; printf '%s|' \"$@\"; echo; cat /proc/self/status; \
+                  sed -n 's/^Sig/outer &/p' /proc/$PPID/status; ls -l /proc/self/fd; stty size; env; exit 7";
     session.send(Kind::Start, &start_in(&work, &["sh", "-c", script, "sh", "", "a b", "$HOME", "'\"`id`"]));
 
     let isolation = session.started();
@@ -457,6 +460,9 @@ fn a_whole_session_runs_its_command_in_the_directory_with_nothing_but_what_it_sh
         "Seccomp:\t2",
         "SigBlk:\t0000000000000000",
         "SigIgn:\t0000000000000000",
+        // The shell that script(1) runs is what a stop has to end as well.
+        "outer SigBlk:\t0000000000000000",
+        "outer SigIgn:\t0000000000000000",
         "Gid:\t65534\t65534\t65534\t65534",
         "24 80",
     ] {
@@ -600,4 +606,48 @@ fn a_second_launcher_on_the_same_descriptors_finds_nothing_to_run() {
     let (kind, payload) = receive_frame(&mut pair);
     assert_eq!((kind, decode_error(&payload).unwrap().0.word()), (Kind::Error, "bad-start"));
     assert_eq!(fs::read_to_string(work.join("ran")).unwrap(), "ran\n");
+}
+
+// ---- inner-exec --------------------------------------------------------------------------------------------
+
+/// Inner-exec as the shell executes it, with signals ignored, and with `argv` and a stranger's variables to read.
+fn inner_exec(scratch: &Scratch, argv: Option<&str>) -> Output {
+    let mut command = Command::new(if is_root() { "setpriv" } else { "env" });
+    if is_root() {
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    }
+    let script = "trap '' HUP TERM USR1; exec 3<\"$1\" 9</dev/null; exec /proc/self/fd/3 --exec";
+    command.args(["sh", "-c", script, "sh"]).arg(installed(scratch)).stdin(Stdio::null());
+    command.env_remove("OPENCODE_PTY_ARGV").env("HOME", "/stranger").env("LD_PRELOAD_X", "1");
+    if let Some(argv) = argv {
+        command.env("OPENCODE_PTY_ARGV", argv);
+    }
+    command.output().unwrap()
+}
+
+#[test]
+fn inner_exec_without_words_runs_nothing() {
+    let scratch = Scratch::new("words");
+    for argv in [None, Some(""), Some("a"), Some("b"), Some("dHJ1ZQ"), Some("adHJ1ZQ."), Some("adHJ1ZQ=="), Some("aAA")]
+    {
+        let output = inner_exec(&scratch, argv);
+        assert_eq!(output.status.code(), Some(64), "{argv:?}: {output:?}");
+        assert!(output.stdout.is_empty());
+        let line = String::from_utf8(output.stderr).unwrap();
+        assert!(line.starts_with("opencode-pty: OPENCODE_PTY_ARGV ") && line.lines().count() == 1, "{line}");
+    }
+}
+
+#[test]
+fn inner_exec_believes_its_environment_nothing_but_the_words() {
+    let scratch = Scratch::new("inner");
+    let script = "env; grep ^SigIgn: /proc/self/status; ls /proc/self/fd";
+    let argv = ["sh", "-c", script].map(encode_word).join(".");
+
+    let output = inner_exec(&scratch, Some(&argv));
+
+    let output = String::from_utf8(output.stdout).unwrap();
+    assert!(!output.contains("stranger") && !output.contains("LD_PRELOAD") && !output.contains("PTY_ARGV"), "{output}");
+    assert!(output.contains("SigIgn:\t0000000000000000\n0\n1\n2\n3\n"), "{output}");
+    assert!(!output.contains("\n9\n"), "{output}");
 }

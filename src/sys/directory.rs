@@ -5,9 +5,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat2};
+use rustix::fs::{FileType, Mode, OFlags, fstat, open, openat};
 use rustix::process::fchdir;
 
 /// Which file a descriptor holds.
@@ -33,13 +33,23 @@ pub fn present_path(fd: impl AsFd) -> io::Result<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()))
 }
 
-/// Opens the directory at `path` through this process's own mounts, only to go there or to identify it.
+/// Opens the directory at the absolute `path` through this process's own mounts, only to go there or to identify it.
 ///
 /// No symbolic link is followed. A path the kernel gave has none, so one that is met was put there since; and
-/// `/proc/PID/root` is one, through which the same inode can be reached by another namespace's mounts.
+/// `/proc/PID/root` is one, through which the same inode can be reached by another namespace's mounts. The walk is one
+/// component at a time because `openat2`, which could do it in one call, is `ENOSYS` under `RestrictSUIDSGID=`.
 pub fn open_in_own_mounts(path: &Path) -> io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?)
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut components = path.components();
+    if components.next() != Some(Component::RootDir) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut directory = open("/", flags, Mode::empty())?;
+    for component in components {
+        let Component::Normal(name) = component else { return Err(io::ErrorKind::InvalidInput.into()) };
+        directory = openat(&directory, name, flags, Mode::empty())?;
+    }
+    Ok(directory)
 }
 
 /// Makes `fd` the working directory. It must be a directory that may be searched.
@@ -94,14 +104,14 @@ mod tests {
         assert!(open_in_own_mounts(&scratch.0.join("real/inner")).is_ok());
         for path in ["link", "link/inner"] {
             let refused = open_in_own_mounts(&scratch.0.join(path)).unwrap_err();
-            assert_eq!(refused.raw_os_error(), Some(libc::ELOOP), "{path}");
+            assert_eq!(refused.kind(), io::ErrorKind::NotADirectory, "{path}");
         }
     }
 
     #[test]
     fn another_processs_root_is_no_way_to_a_directory() {
         let way = format!("/proc/{}/root/", std::process::id());
-        assert_eq!(open_in_own_mounts(way.as_ref()).unwrap_err().raw_os_error(), Some(libc::ELOOP));
+        assert_eq!(open_in_own_mounts(way.as_ref()).unwrap_err().kind(), io::ErrorKind::NotADirectory);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! Needs root (the supervisor refuses to run otherwise), `dbus-daemon`, and the account `nobody`. Each test sets a
 //! scene of its own, a bus, a manager, a supervisor and a stand-in server, so they run side by side.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
 mod admission;
 mod bus;

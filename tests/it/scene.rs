@@ -196,6 +196,21 @@ impl Scene {
         assert!(peer.read_to_end(LONG).unwrap().stopped);
     }
 
+    /// Tries to run a session until one works: for what must come back by itself.
+    pub fn wait_for_a_session(&self) {
+        let deadline = Instant::now() + LONG;
+        loop {
+            // The supervisor may close before it has read the start frame.
+            let mut peer = self.peer();
+            let _ = peer.start_in(self.directory(), 60, &["/bin/true"]);
+            match peer.started(LONG) {
+                Ok(_) => return,
+                Err(error) => assert!(Instant::now() < deadline, "no session works: {error}"),
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// Kills the server's main process.
     pub fn kill_server(&mut self) {
         self.server.kill().unwrap();
@@ -214,11 +229,8 @@ impl Scene {
             .stdin(Stdio::null())
             .output()
             .unwrap();
-        let finished = support::standin::Finished {
-            status: output.status,
-            stdout: output.stdout,
-            stderr: output.stderr,
-        };
+        let finished =
+            support::standin::Finished { status: output.status, stdout: output.stdout, stderr: output.stderr };
         support::standin::probed(&finished).unwrap()
     }
 }
@@ -383,6 +395,11 @@ impl Supervisor {
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.process), signal).unwrap();
+    }
+
+    /// Its pid.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
     }
 
     /// Whether it runs.

@@ -155,9 +155,11 @@ fn report(context: &Context, name: &str, ran: &Ran, started: Instant) -> Counts 
     counts.failed = counts.failed.max(1);
     let log = context.log(name);
     let text = fs::read_to_string(&log).unwrap_or_default();
+    // A fault of many lines is what a program said that has no log.
+    let (fault, more) = fault.split_once('\n').unwrap_or((fault, ""));
     // In one piece: another stage may be printing, too.
     let mut shown = format!("FAILED {name:<9} {seconds:6.1} s  {counts}: {fault} ({})\n", log.display());
-    for line in excerpt(&text) {
+    for line in excerpt(if more.is_empty() { &text } else { more }) {
         shown.push_str("       | ");
         shown.push_str(line);
         shown.push('\n');
@@ -171,7 +173,8 @@ fn excerpt(log: &str) -> Vec<&str> {
     let lines: Vec<&str> = log.lines().collect();
     let failures = lines.iter().position(|line| *line == "failures:");
     let start = failures.unwrap_or_else(|| lines.len().saturating_sub(LINES_SHOWN));
-    lines.into_iter().skip(start).take(LINES_SHOWN).collect()
+    let ends = |line: &&str| failures.is_some() && line.starts_with("test result: ");
+    lines.into_iter().skip(start).take(LINES_SHOWN).take_while(|line| !ends(line)).collect()
 }
 
 fn check(context: &Context) -> Ran {
@@ -349,7 +352,7 @@ mod tests {
 
     #[test]
     fn failures_are_shown_first_and_otherwise_the_end() {
-        assert_eq!(excerpt("a\nfailures:\n\nb\n"), ["failures:", "", "b"]);
+        assert_eq!(excerpt("a\nfailures:\nb\ntest result: FAILED.\nc"), ["failures:", "b"]);
         let long = "x\n".repeat(LINES_SHOWN) + "last";
         assert_eq!(excerpt(&long).last(), Some(&"last"));
         assert_eq!(excerpt(&long).len(), LINES_SHOWN);

@@ -379,14 +379,20 @@ impl FakeManager {
         Ok(())
     }
 
+    /// Gives the name up: calls in flight are lost.
+    pub fn disconnect(&self) -> zbus::Result<()> {
+        let connection = self.connection().take();
+        if let Some(connection) = connection {
+            smol::block_on(connection.close())?;
+        }
+        self.lock().held.clear();
+        Ok(())
+    }
+
     /// What a daemon-reexec looks like from outside: calls in flight are lost, and the name moves to a new unique
     /// name of the same process.
     pub fn reexecute(&self) -> zbus::Result<()> {
-        let old = self.connection().take();
-        if let Some(old) = old {
-            smol::block_on(old.close())?;
-        }
-        self.lock().held.clear();
+        self.disconnect()?;
         self.connect()
     }
 
@@ -448,6 +454,11 @@ impl FakeManager {
         let messages = self.with(|state| end_start_job(state, unit, word));
         self.send(messages);
         self.play(unit);
+    }
+
+    /// Says that a job has ended, whether there was one or not.
+    pub fn pretend_job_removed(&self, job: u32, unit: &str, word: &str) {
+        self.send(vec![job_removed(job, unit, word)]);
     }
 
     /// Ends a unit's main process, as an outsider's signal would.

@@ -315,15 +315,31 @@ impl Peer {
         }
     }
 
-    /// Everything until the supervisor closes the connection.
+    /// Everything until the supervisor closes the connection. As a client should, it hangs up after `exit`, or after
+    /// `stopped` where a stop was asked for; [`Peer::read_until_closed`] leaves that to the supervisor.
     pub fn read_to_end(&mut self, timeout: Duration) -> Result<Transcript, PeerError> {
+        self.read(timeout, true)
+    }
+
+    /// The same without hanging up: the supervisor waits a while for a stop that may be on its way.
+    pub fn read_until_closed(&mut self, timeout: Duration) -> Result<Transcript, PeerError> {
+        self.read(timeout, false)
+    }
+
+    fn read(&mut self, timeout: Duration, hang_up: bool) -> Result<Transcript, PeerError> {
         let deadline = Instant::now() + timeout;
         let mut transcript = Transcript::default();
         loop {
             match self.next("the end of the connection", deadline)? {
                 Frame::Started(unit) => transcript.unit = Some(unit),
                 Frame::Output(bytes) => transcript.output.extend_from_slice(&bytes),
-                Frame::Exit(exit) => transcript.exit = Some(exit),
+                Frame::Exit(exit) => {
+                    transcript.exit = Some(exit);
+                    if hang_up && !self.sender.stop_sent.load(Ordering::SeqCst) {
+                        // It fails where the supervisor has closed already.
+                        let _ = self.half_close();
+                    }
+                }
                 Frame::Error(code, message) => transcript.error = Some((code, message)),
                 Frame::Stopped => transcript.stopped = true,
                 Frame::Closed => return Ok(transcript),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use support::host::{BootOptions, Host, Suite};
 
-/// Tells the process of [`owner`] what its host is called.
+/// Tells the process that is to be killed what its host is called.
 const OWNED: &str = "OPENCODE_PTY_TEST_OWNED_HOST";
 
 fn boot(name: &str, suite: Suite) -> Host {
@@ -93,11 +93,8 @@ fn a_name_is_taken_while_its_host_is_up() {
     assert!(Host::attach(&options.name).is_err());
 }
 
-/// Not a test: the process that [`an_ephemeral_host_ends_with_its_owner`] kills.
-#[test]
-#[ignore = "run by another test"]
-fn owner() {
-    let Ok(name) = std::env::var(OWNED) else { return };
+/// What the test below does in the process that it kills.
+fn own(name: String) -> ! {
     let host = Host::boot(&BootOptions { name, suite: Suite::Trixie, ephemeral: true }, &mut |_| ()).unwrap();
     println!("owned {} {}", host.leader(), unified(&cgroup(&host)));
     std::io::stdout().flush().unwrap();
@@ -108,10 +105,13 @@ fn owner() {
 
 #[test]
 fn an_ephemeral_host_ends_with_its_owner() {
+    if let Ok(name) = std::env::var(OWNED) {
+        own(name);
+    }
     let name = format!("owned-{}", std::process::id());
     for signal in ["KILL", "TERM", "INT", "HUP"] {
         let mut owner = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "owner", "--ignored", "--nocapture"])
+            .args(["--exact", "an_ephemeral_host_ends_with_its_owner", "--nocapture"])
             .env(OWNED, &name)
             .stdout(Stdio::piped())
             .spawn()

@@ -31,6 +31,8 @@ use smol::stream::StreamExt;
 use smol::{Async, LocalExecutor, Timer};
 
 use crate::account::{self, Account};
+use crate::frame::message::{ErrorCode, encode_error};
+use crate::frame::{self, Kind};
 use crate::journal;
 use crate::limits::{
     ACCEPT_PAUSE, ACCOUNT_DEFAULT, LAUNCHER_PATH, REFUSAL_LOG_INTERVAL, SERVER_UNIT_DEFAULT, SESSIONS_MAX_CEILING,
@@ -39,7 +41,7 @@ use crate::limits::{
 };
 use crate::report::{Doing, ExitStatus, SystemError, print_error};
 use crate::sys::peer::Credentials;
-use crate::sys::{peer as peer_socket, socket};
+use crate::sys::{message, peer as peer_socket, socket};
 use crate::systemd::unit::UnitName;
 use crate::systemd::{BusOptions, CallError, LinkError, Manager};
 use crate::wait::{Watched, within};
@@ -328,8 +330,17 @@ fn admit(executor: &LocalExecutor<'_>, context: &Rc<Context>, stream: Async<Unix
             }
             executor.spawn(connection::serve(Rc::clone(context), stream, cred, place)).detach();
         }
-        Err(Refused::Rate) => context.log_refusal(cred, "too many strangers"),
-        Err(Refused::Crowded) => context.log_refusal(cred, "too many are being authenticated"),
+        Err(refused) => {
+            // It may be the server, not known yet: it should know why. One attempt; nobody waits for a stranger.
+            let reason = encode_error(ErrorCode::RateLimited, "too many connections");
+            if let Ok(frame) = frame::encode(Kind::Error, &reason) {
+                let _ = message::send_bytes(stream.get_ref(), &frame);
+            }
+            context.log_refusal(cred, match refused {
+                Refused::Rate => "too many strangers",
+                Refused::Crowded => "too many are being authenticated",
+            });
+        }
     }
 }
 

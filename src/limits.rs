@@ -74,7 +74,7 @@ pub const ANSWER_TIME: Duration = Duration::from_secs(5);
 /// Whole stop of a unit, until its cgroup is gone. Chosen: TERM to KILL takes 2 s of it.
 pub const STOP_TIME: Duration = Duration::from_secs(10);
 /// The same while the bus is away. Chosen: a restart of the bus daemon takes tens of milliseconds, a hang longer.
-pub const STOP_TIME_WITHOUT_BUS: Duration = Duration::from_secs(60);
+pub const STOP_TIME_WITHOUT_BUS: Duration = Duration::from_mins(1);
 /// The final drain is given up after this long without a byte. Chosen.
 pub const DRAIN_IDLE_TIME: Duration = Duration::from_secs(5);
 /// The final drain is given up after this long in all. Chosen.
@@ -154,7 +154,8 @@ const _: () = assert!(
     (COMMAND_BYTES_MAX + ARGS_BYTES_MAX) * 4 / 3 + 4 * (ARGS_MAX + 1) + ARGV_VARIABLE.len() + 2 < ARG_STRLEN_MAX
 );
 // Lengths of the start payload are u16.
-const _: () = assert!(COMMAND_BYTES_MAX <= u16::MAX as usize && ARG_BYTES_MAX <= u16::MAX as usize);
+const _: () = assert!(COMMAND_BYTES_MAX <= u16::MAX as usize);
+const _: () = assert!(ARG_BYTES_MAX <= u16::MAX as usize);
 const _: () = assert!(ERROR_BYTES_MAX <= FRAME_PAYLOAD_BYTES_MAX && DATA_BYTES_MAX <= FRAME_PAYLOAD_BYTES_MAX);
 // Two whole input frames may be pending.
 const _: () = assert!(INPUT_PENDING_BYTES_MAX >= 2 * DATA_BYTES_MAX);

@@ -72,12 +72,11 @@ pub fn main(argv: &[OsString]) -> ExitCode {
     // A future that ends here would make smol start its reactor's thread on the way out. So every role ends the
     // process itself; none has anything left to drop by then.
     smol::block_on(async {
-        let status = match choose(argv) {
-            Some((role, used)) => run(role, argv.get(used..).unwrap_or_default()).await,
-            None => {
-                eprint!("{USAGE}");
-                ExitStatus::Usage
-            }
+        let status = if let Some((role, used)) = choose(argv) {
+            run(role, argv.get(used..).unwrap_or_default()).await
+        } else {
+            eprint!("{USAGE}");
+            ExitStatus::Usage
         };
         std::process::exit(i32::from(status as u8))
     })

@@ -128,7 +128,7 @@ async fn converse(
         .reserve(&peer)
         .ok_or_else(|| Refusal::told(ErrorCode::Busy, "every session slot is taken", ""))?;
     let (start, directory) = until(deadline, inbound.start()).await.ok_or_else(late)??;
-    let directory = check_directory(context, &start, directory).await?;
+    let directory = until(deadline, check_directory(context, &start, directory)).await.ok_or_else(late)??;
     let confirmed = until(deadline, peer.confirm(context)).await;
     if !matches!(confirmed, Some(Ok(()))) {
         context.pool.dispose(vec![directory]);
@@ -288,10 +288,9 @@ async fn run(
     if let Err(error) = started {
         let cause = senses.cause.get();
         socket::shut_down(session.terminal().get_ref());
-        let cleaned = finish(context, session).await;
-        let Ok(report) = cleaned else {
+        if finish(context, session).await.is_err() {
             return Ok(LastWord::Error(ErrorCode::StopFailed, "the unit's end is not certain".to_owned()));
-        };
+        }
         journal::notice(&format!(
             "{name}: not started for pid {}: {}",
             peer.pid(),
@@ -300,15 +299,13 @@ async fn run(
                 None => format!("{}: {} ({})", error.code, error.message, error.detail),
             }
         ));
-        let last_word = match cause {
+        return Ok(match cause {
             None => LastWord::Error(error.code, error.message),
             Some(Cause::Stop) => LastWord::Exit(Exit::stopped()),
             Some(Cause::Shutdown) => LastWord::Error(ErrorCode::Shutdown, "the supervisor is shutting down".to_owned()),
             Some(Cause::Violation(code, reason)) => LastWord::Error(code, reason),
             Some(Cause::Disconnect(_)) => LastWord::Nothing,
-        };
-        drop(report);
-        return Ok(last_word);
+        });
     }
 
     let began = Instant::now();
@@ -335,7 +332,7 @@ async fn run(
         // It ended by itself; a stop that came later does not change how.
         (Some(end), ..) => end.record(&running),
         (None, Some(Cause::Stop), _) => Exit::stopped(),
-        (None, _, Ok(CleanUp { last: Some(state), .. })) => End::Stopped(state.clone()).record(&running),
+        (None, _, Ok(CleanUp { last: Some(state), .. })) => End::Stopped(Box::new(state.clone())).record(&running),
         (None, ..) => Exit::lost(),
     };
     log_end(&name, began, senses, outbound, &exit, cause.as_ref().filter(|_| end.is_none()), &cleaned);
@@ -344,8 +341,9 @@ async fn run(
     }
     Ok(match cause {
         Some(Cause::Disconnect(_)) => LastWord::Nothing,
-        Some(Cause::Violation(code, reason)) => LastWord::Error(code, reason),
-        Some(Cause::Stop | Cause::Shutdown) | None => LastWord::Exit(exit),
+        // A session that has ended by itself keeps its record, whatever the client sends then.
+        Some(Cause::Violation(code, reason)) if end.is_none() => LastWord::Error(code, reason),
+        _ => LastWord::Exit(exit),
     })
 }
 
@@ -367,7 +365,10 @@ async fn relay(context: &Context, senses: &Senses, outbound: &mut Outbound, sess
         }
         pending().await
     };
-    ended.or(to_be_stopped).or(output).or(input).await
+    let end = ended.or(to_be_stopped).or(output).or(input).await;
+    // It ended by itself just before the stop: that is how it ended.
+    let by_itself = end.is_none() && !senses.is_abrupt() && session.seems_ended();
+    if by_itself { Some(session.ended(context).await) } else { end }
 }
 
 /// Ends the unit and takes what is left of its output: going on to forward while a stop takes its course, cutting

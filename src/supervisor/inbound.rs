@@ -175,13 +175,20 @@ impl Inbound {
     /// Reads and drops everything until the client closes; descriptors are closed where that may hang.
     pub async fn discard(&mut self) {
         loop {
+            let mut buffer = Buffer::take();
             let mut descriptors = Vec::new();
-            let received = self.receive(&mut [0; 4096], &mut descriptors).await;
+            let received = message::receive(self.stream.get_ref(), &mut buffer, &mut descriptors);
+            drop(buffer);
             self.pool.dispose(descriptors);
-            if matches!(received, Err(Over::HungUp)) {
-                return;
+            match received {
+                Ok(received) if received.bytes > 0 => yield_now().await,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if self.stream.readable().await.is_err() {
+                        return;
+                    }
+                }
+                Ok(_) | Err(_) => return,
             }
-            yield_now().await;
         }
     }
 

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use argh::FromArgs;
 use async_signal::{Signal, Signals};
 use sd_notify::NotifyState;
-use smol::future::FutureExt;
+use smol::future::{FutureExt, yield_now};
 use smol::stream::StreamExt;
 use smol::{Async, LocalExecutor, Timer};
 
@@ -211,7 +211,7 @@ async fn serve(options: Options) -> Result<(), Error> {
     let terminated = Signals::new([Signal::Term, Signal::Int]).doing("catch SIGTERM and SIGINT")?;
     let account = Account::by_name(&options.account).map_err(Error::Account)?;
     let bus = BusOptions { address: options.bus.clone(), manager_pid: options.manager_pid };
-    let (manager, keep_link) = Manager::connect(bus).await.map_err(Error::Bus)?;
+    let (manager, keep_link) = Box::pin(Manager::connect(bus)).await.map_err(Error::Bus)?;
     let context = Rc::new(Context {
         account,
         manager,
@@ -233,7 +233,7 @@ async fn serve(options: Options) -> Result<(), Error> {
 }
 
 async fn serve_on(executor: &LocalExecutor<'_>, context: &Rc<Context>, mut terminated: Signals) -> Result<(), Error> {
-    let stuck = orphans::clean_up(&context.manager, &context.options).await.map_err(Error::Orphans)?;
+    let stuck = Box::pin(orphans::clean_up(&context.manager, &context.options)).await.map_err(Error::Orphans)?;
     let listener = listen(context)?;
     for name in stuck {
         let slot = context.admission.occupy();
@@ -298,7 +298,11 @@ fn listen(context: &Context) -> Result<Async<UnixListener>, Error> {
 async fn accept(executor: &LocalExecutor<'_>, context: &Rc<Context>, listener: &Async<UnixListener>) -> SystemError {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => admit(executor, context, stream),
+            Ok((stream, _)) => {
+                admit(executor, context, stream);
+                // A flood of connections must not have the thread for itself.
+                yield_now().await;
+            }
             Err(error) => match socket::classify_accept_error(&error) {
                 socket::AcceptError::Connection => {}
                 socket::AcceptError::Resources => {
@@ -336,10 +340,13 @@ fn admit(executor: &LocalExecutor<'_>, context: &Rc<Context>, stream: Async<Unix
             if let Ok(frame) = frame::encode(Kind::Error, &reason) {
                 let _ = message::send_bytes(stream.get_ref(), &frame);
             }
-            context.log_refusal(cred, match refused {
-                Refused::Rate => "too many strangers",
-                Refused::Crowded => "too many are being authenticated",
-            });
+            context.log_refusal(
+                cred,
+                match refused {
+                    Refused::Rate => "too many strangers",
+                    Refused::Crowded => "too many are being authenticated",
+                },
+            );
         }
     }
 }

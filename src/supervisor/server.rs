@@ -55,12 +55,10 @@ impl Server {
     pub async fn keep(&self, manager: &Manager, unit: &str) {
         let pause = Duration::from_secs(1) / REFRESHES_PER_SECOND;
         let watch = loop {
-            match manager.watch(unit).await {
-                Ok(watch) => break watch,
-                Err(_) => {
-                    Timer::after(pause).await;
-                }
+            if let Ok(watch) = manager.watch(unit).await {
+                break watch;
             }
+            Timer::after(pause).await;
         };
         loop {
             let (changes, generation) = watch.events().with(|events| (events.changes, events.generation));
@@ -76,13 +74,13 @@ impl Server {
             });
             let looked = Instant::now();
 
-            let changed =
+            let news =
                 watch.events().wait_for(|now| (now.changes != changes || now.generation != generation).then_some(()));
             let wanted = async {
-                self.0.wanted.wait_for(|wanted| (*wanted > look).then_some(())).await;
+                self.0.wanted.wait_for(|asked| (*asked > look).then_some(())).await;
                 Timer::at(looked + pause).await;
             };
-            changed.or(wanted).await;
+            news.or(wanted).await;
         }
     }
 }

@@ -28,6 +28,8 @@ use crate::wait::{until, within};
 
 /// A pause before the manager is asked again after it gave no answer. Chosen.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
+/// A pause before a unit that is being stopped is looked at again without a signal. Chosen.
+const SECOND_LOOK: Duration = Duration::from_secs(1);
 
 /// A unit that has been asked for, and what is known of it.
 #[derive(Debug)]
@@ -63,7 +65,7 @@ impl StartError {
 #[derive(Clone, Debug)]
 pub enum End {
     /// Its unit stopped.
-    Stopped(UnitState),
+    Stopped(Box<UnitState>),
     /// Somebody else restarted it, or it is gone without a record.
     Lost,
 }
@@ -263,38 +265,42 @@ impl Session {
         }
     }
 
+    /// Whether the manager has said that the unit stopped, as far as its signals go.
+    pub fn seems_ended(&self) -> bool {
+        self.watch.events().with(|events| matches!(events.active.as_deref(), Some("inactive" | "failed")))
+    }
+
     /// Waits until the unit has stopped, was restarted by somebody, or is gone.
     pub async fn ended(&self, context: &Context) -> End {
         let name = self.name.as_str();
         let events = self.watch.events();
-        // What happened before this call may be the end already: the first look is always made.
-        let mut seen = None;
+        let mut referenced = events.with(|events| events.generation);
         loop {
-            let now = events.with(|events| (events.changes, events.removed, events.generation));
-            if seen != Some(now) {
-                let new_generation = seen.is_some_and(|(_, _, generation)| generation != now.2);
-                if new_generation {
-                    // A reference ends with the bus connection it was taken on.
-                    let _ = context.manager.reference(name).await;
-                }
-                seen = Some(now);
-                let stopping = events.with(|events| events.active.as_deref() == Some("deactivating"));
-                if !stopping || now.1 || new_generation {
-                    match context.manager.read(name).await {
-                        Ok(state) if state.load != "loaded" => return End::Lost,
-                        Ok(state) if state.invocation != self.running.invocation => return End::Lost,
-                        Ok(state) if state.has_ended() => return End::Stopped(state),
-                        Ok(_) => {}
-                        Err(CallError::NoSuchUnit) => return End::Lost,
-                        Err(_) => {
-                            Timer::after(RETRY_PAUSE).await;
-                            seen = None;
-                            continue;
-                        }
-                    }
+            // What happened before this call may be the end already: a look comes first.
+            let seen = events.with(Seen::of);
+            if seen.generation != referenced {
+                // A reference ends with the bus connection it was taken on.
+                let _ = context.manager.reference(name).await;
+                referenced = seen.generation;
+            }
+            match context.manager.read(name).await {
+                Ok(state) if state.load != "loaded" => return End::Lost,
+                Ok(state) if state.invocation != self.running.invocation => return End::Lost,
+                Ok(state) if state.has_ended() => return End::Stopped(Box::new(state)),
+                Ok(_) => {}
+                Err(CallError::NoSuchUnit) => return End::Lost,
+                Err(_) => {
+                    Timer::after(RETRY_PAUSE).await;
+                    continue;
                 }
             }
-            events.wait_for(|events| ((events.changes, events.removed, events.generation) != now).then_some(())).await;
+            events
+                .wait_for(|events| {
+                    let stopping = events.active.as_deref() == Some("deactivating");
+                    let now = Seen::of(events);
+                    (now != seen && (!stopping || now.removed || now.generation != referenced)).then_some(())
+                })
+                .await;
         }
     }
 
@@ -346,58 +352,67 @@ impl Session {
     /// Stops the unit if it isn't stopped, lets it go, and waits until the manager has forgotten it.
     async fn stop(&self, context: &Context, last: &mut Option<UnitState>) {
         let name = self.name.as_str();
-        let mut asked = false;
+        let events = self.watch.events();
+        let mut ask = !self.seems_ended();
         let mut released = false;
+        let mut restarts = 0;
         loop {
-            let seen = self.watch.events().with(|events| (events.changes, events.removed, events.generation));
-            let known_to_have_ended =
-                self.watch.events().with(|events| matches!(events.active.as_deref(), Some("inactive" | "failed")));
-            let answer = if asked || known_to_have_ended {
-                context.manager.read(name).await.map(Some)
-            } else {
-                asked = true;
-                context.manager.stop(name).await.map(|()| None)
+            let seen = events.with(Seen::of);
+            let asked = if ask { context.manager.stop(name).await } else { Ok(()) };
+            let state = match asked {
+                Ok(()) => context.manager.read(name).await,
+                Err(error) => Err(error),
             };
-            match answer {
-                Ok(None) => {}
-                // "No such unit" counts: the start call has been answered, or was sent before this one on the same
+            match state {
+                // This counts as gone: the start call has been answered, or was sent before this one on the same
                 // connection, and the manager takes its calls in order.
                 Err(CallError::NoSuchUnit) => return,
-                Ok(Some(state)) if state.load != "loaded" => return,
-                Ok(Some(state)) if state.is_at_rest() => {
-                    if last.is_none() {
-                        *last = Some(state);
-                    }
+                Ok(state) if state.load != "loaded" => return,
+                Ok(state) if state.is_at_rest() => {
+                    last.get_or_insert(state);
                     if !released {
                         // It may have no reference of ours any more; then it goes by itself.
                         let _ = context.manager.release(name).await;
                         released = true;
                     }
-                    let removed = self.watch.events().with(|events| events.removed);
-                    if removed {
-                        return;
-                    }
+                    ask = false;
                 }
-                Ok(Some(state)) => {
+                Ok(state) => {
                     // Stopped, and about to be started again by somebody's restart: not while we can help it.
-                    asked = !(state.has_ended() && state.job != 0) && asked;
-                    if !asked {
+                    ask = state.has_ended();
+                    restarts += u32::from(ask);
+                    if restarts == 1 {
                         continue;
                     }
                 }
                 Err(_) => {
-                    asked = false;
+                    // Asking twice does no harm; not having asked would.
+                    ask = true;
                     Timer::after(RETRY_PAUSE).await;
                     continue;
                 }
             }
-            let changed = self
-                .watch
-                .events()
-                .wait_for(|events| ((events.changes, events.removed, events.generation) != seen).then_some(()));
+            if events.with(|events| events.removed) {
+                return;
+            }
+            let changed = events.wait_for(|events| (Seen::of(events) != seen).then_some(()));
             // Signals tell; the second look is for one that was lost with a bus connection.
-            within(RETRY_PAUSE * 5, changed).await;
+            within(SECOND_LOOK, changed).await;
         }
+    }
+}
+
+/// How far a unit's events had got at some moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seen {
+    changes: u64,
+    removed: bool,
+    generation: u64,
+}
+
+impl Seen {
+    fn of(events: &UnitEvents) -> Self {
+        Self { changes: events.changes, removed: events.removed, generation: events.generation }
     }
 }
 
@@ -467,14 +482,13 @@ pub async fn stop_leftover(manager: &Manager, name: &UnitName) -> Result<(), Sto
     let stopped = async {
         loop {
             let seen = watch.events().with(|events| (events.changes, events.removed, events.jobs.len()));
-            match manager.stop(name.as_str()).await {
-                Err(CallError::NoSuchUnit) => return,
-                Ok(()) | Err(_) => {}
+            if manager.stop(name.as_str()).await == Err(CallError::NoSuchUnit) {
+                return;
             }
             match manager.read(name.as_str()).await {
                 Err(CallError::NoSuchUnit) => return,
                 Ok(state) if state.load != "loaded" => return,
-                Ok(_) | Err(_) => {}
+                _ => {}
             }
             let changed = watch
                 .events()

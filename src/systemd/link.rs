@@ -28,6 +28,7 @@ const BUS_NAME: &str = "org.freedesktop.DBus";
 const BUS_PATH: &str = "/org/freedesktop/DBus";
 /// Finished jobs kept per unit: a start and a stop, and some that others asked for.
 const JOBS_KEPT: usize = 8;
+const SUBSCRIBE: &str = "subscribe to the service manager";
 
 /// Which bus, and who must be the manager on it.
 #[derive(Clone, Debug)]
@@ -46,7 +47,7 @@ pub enum LinkError {
         /// What was being attempted.
         doing: &'static str,
         /// Why not.
-        source: zbus::Error,
+        source: Box<zbus::Error>,
     },
     /// No answer from the bus in time.
     Timeout {
@@ -60,6 +61,12 @@ pub enum LinkError {
         /// The owner's uid.
         uid: u32,
     },
+}
+
+impl LinkError {
+    fn bus(doing: &'static str, source: zbus::Error) -> Self {
+        Self::Bus { doing, source: Box::new(source) }
+    }
 }
 
 impl fmt::Display for LinkError {
@@ -77,7 +84,7 @@ impl fmt::Display for LinkError {
 impl std::error::Error for LinkError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Bus { source, .. } => Some(source),
+            Self::Bus { source, .. } => Some(&**source),
             _ => None,
         }
     }
@@ -115,10 +122,11 @@ impl Link {
 
     async fn dial(&self) -> Result<(Connection, MessageStream), LinkError> {
         const DOING: &str = "connect to the system bus";
-        let bus = |source| LinkError::Bus { doing: DOING, source };
+        let bus = |source| LinkError::bus(DOING, source);
         let builder = zbus::connection::Builder::address(self.options.address.as_str()).map_err(bus)?;
         let building = builder.internal_executor(false).build();
-        let connection = within(CALL_TIME, building).await.ok_or(LinkError::Timeout { doing: DOING })?.map_err(bus)?;
+        let connection =
+            within(CALL_TIME, Box::pin(building)).await.ok_or(LinkError::Timeout { doing: DOING })?.map_err(bus)?;
         let stream = MessageStream::from(&connection);
         Ok((connection, stream))
     }
@@ -157,14 +165,12 @@ impl Link {
         if pid != self.options.manager_pid || uid != 0 {
             return Err(LinkError::Impostor { pid, uid });
         }
-        const DOING: &str = "subscribe to the service manager";
         let subscribe = connection.call_method(Some(owner), MANAGER_PATH, Some(MANAGER_INTERFACE), "Subscribe", &());
-        match within(CALL_TIME, subscribe).await {
-            Some(Ok(_)) => {}
-            // It is ours already, as after a re-execution.
-            Some(Err(zbus::Error::MethodError(..))) => {}
-            Some(Err(source)) => return Err(LinkError::Bus { doing: DOING, source }),
-            None => return Err(LinkError::Timeout { doing: DOING }),
+        match within(CALL_TIME, Box::pin(subscribe)).await {
+            // A refusal means that it is ours already, as after a re-execution.
+            Some(Ok(_) | Err(zbus::Error::MethodError(..))) => {}
+            Some(Err(source)) => return Err(LinkError::bus(SUBSCRIBE, source)),
+            None => return Err(LinkError::Timeout { doing: SUBSCRIBE }),
         }
         let names: Vec<String> = self.units.borrow().keys().cloned().collect();
         let is_new = self.line.with(|line| line.connection.is_none());
@@ -316,19 +322,19 @@ impl Link {
 
     /// Registers for a unit's signals.
     pub async fn watch(&self, name: &str) -> Result<Watched<UnitEvents>, CallError> {
-        let events = Watched::<UnitEvents>::default();
-        events.change(|events| events.generation = self.line.with(|line| line.generation));
-        self.units.borrow_mut().insert(name.to_owned(), events.clone());
         let added = within(CALL_TIME, async {
             let connection = self.believed().await;
             add_rules(&connection, name).await
         });
         match added.await {
-            Some(Ok(())) => Ok(events),
-            _ => {
-                self.units.borrow_mut().remove(name);
-                Err(CallError::NoAnswer { method: "AddMatch" })
+            Some(Ok(())) => {
+                // Registered only now, or a reconnection meanwhile would add the rules a second time.
+                let generation = self.line.with(|line| line.generation);
+                let events = Watched::new(UnitEvents { generation, ..UnitEvents::default() });
+                self.units.borrow_mut().insert(name.to_owned(), events.clone());
+                Ok(events)
             }
+            _ => Err(CallError::NoAnswer { method: "AddMatch" }),
         }
     }
 
@@ -344,7 +350,7 @@ impl Link {
                 .and_then(|builder| builder.build(&(rule.as_str(),)));
             if let Ok(message) = message {
                 // A connection that fails here has lost the rule with it.
-                let _ = within(CALL_TIME, connection.send(&message)).await;
+                let _ = within(CALL_TIME, Box::pin(connection.send(&message))).await;
             }
         }
     }
@@ -380,6 +386,6 @@ where
 {
     const DOING: &str = "ask the system bus about the service manager";
     let call = connection.call_method(Some(BUS_NAME), BUS_PATH, Some(BUS_NAME), method, body);
-    let answer = within(CALL_TIME, call).await.ok_or(LinkError::Timeout { doing: DOING })?;
-    answer.and_then(|answer| answer.body().deserialize()).map_err(|source| LinkError::Bus { doing: DOING, source })
+    let answer = within(CALL_TIME, Box::pin(call)).await.ok_or(LinkError::Timeout { doing: DOING })?;
+    answer.and_then(|answer| answer.body().deserialize()).map_err(|source| LinkError::bus(DOING, source))
 }

@@ -228,9 +228,9 @@ impl Manager {
     ///
     /// The future that comes with it keeps the connection: signals, re-connection, a new manager after a
     /// re-execution. It must run for as long as the manager is used, and never ends.
-    pub async fn connect(options: BusOptions) -> Result<(Self, impl Future<Output = ()>), LinkError> {
+    pub async fn connect(options: BusOptions) -> Result<(Self, impl Future<Output = ()> + Unpin), LinkError> {
         let (link, keep) = Link::connect(options).await?;
-        Ok((Self { link }, keep))
+        Ok((Self { link }, Box::pin(keep)))
     }
 
     /// Whether the bus can be used right now.
@@ -259,12 +259,10 @@ impl Manager {
     /// The unit a process belongs to: the very process of the pidfd where the manager can say so, else whoever has
     /// this pid (then the pidfd must be checked afterwards).
     pub async fn unit_of(&self, pidfd: BorrowedFd<'_>, pid: u32) -> Result<Membership, CallError> {
-        let by_pidfd = self.manager("GetUnitByPIDFD", &(Fd::from(pidfd),)).await;
+        let by_pidfd: Result<(OwnedObjectPath, String, Vec<u8>), _> =
+            self.manager("GetUnitByPIDFD", &(Fd::from(pidfd),)).await;
         match by_pidfd {
-            Ok((_path, unit, invocation)) => {
-                let _: OwnedObjectPath = _path;
-                Ok(Membership { unit, invocation: Some(invocation) })
-            }
+            Ok((_, unit, invocation)) => Ok(Membership { unit, invocation: Some(invocation) }),
             Err(CallError::UnknownMethod) => {
                 let path: OwnedObjectPath = self.manager("GetUnitByPID", &(pid,)).await?;
                 let all = self.call(path.as_str(), "org.freedesktop.DBus.Properties", "GetAll", &("",)).await?;
@@ -339,7 +337,8 @@ impl Manager {
             let connection = self.link.believed().await;
             connection.call_method(Some(link::MANAGER_NAME), path, Some(interface), method, body).await
         };
-        let answer = within(CALL_TIME, work).await.ok_or(CallError::NoAnswer { method })?;
+        // zbus's futures are large: a session has one only while it calls.
+        let answer = within(CALL_TIME, Box::pin(work)).await.ok_or(CallError::NoAnswer { method })?;
         let answer = answer.map_err(|error| CallError::new(method, &error))?;
         answer.body().deserialize().map_err(|_| CallError::Malformed { method })
     }

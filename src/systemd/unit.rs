@@ -58,7 +58,8 @@ pub fn object_path(name: &str) -> String {
         if plain {
             path.push(char::from(byte));
         } else {
-            path.push_str(&format!("_{byte:02x}"));
+            path.push('_');
+            path.extend([byte >> 4, byte & 15].map(|digit| char::from_digit(u32::from(digit), 16).unwrap_or('0')));
         }
     }
     path

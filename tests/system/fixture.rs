@@ -1,0 +1,323 @@
+//! What every system test needs: the host it runs on, sessions there, and what is left of them.
+//!
+//! A [`Fixture`] begins on a host without sessions and ends by making sure of it, so that no test has to trust the
+//! one before it. What a test looks at behind the product's back (units, cgroups, processes, descriptors), it looks
+//! at as root of that host.
+
+use std::ops::{Deref, DerefMut};
+use std::os::fd::AsFd;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use opencode_pty::frame::message::Exit;
+use support::host::{self, Host, WORKSPACE};
+use support::peer::{Peer, Transcript};
+use support::standin::{CONTROL_PATH, Standin};
+
+/// How long anything that normally takes milliseconds may take. Chosen: a loaded machine is no failure.
+pub const SOON: Duration = Duration::from_secs(30);
+/// How long a session of a test may run, where the test is not about that.
+pub const RUNTIME: u32 = 120;
+/// Sessions the supervisor has places for.
+pub const PLACES: usize = 16;
+/// Between two looks at something that sends no event to here.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// The host under test, with the stand-in on it.
+pub struct Fixture {
+    pub host: Host,
+    pub standin: Standin,
+    scratch: Mutex<Vec<String>>,
+}
+
+impl Fixture {
+    /// The host xtask named, once nothing of an earlier test is left on it.
+    pub fn new() -> Self {
+        let name = std::env::var("OPENCODE_PTY_TEST_HOST").expect("OPENCODE_PTY_TEST_HOST names a host that is up");
+        let host = Host::attach(&name).unwrap();
+        let standin = standin_of(&host);
+        let fixture = Self { host, standin, scratch: Mutex::default() };
+        fixture.assert_as_found();
+        fixture
+    }
+
+    /// A host whose server or supervisor this test ends: the stand-in is another process afterwards.
+    pub fn restart_what_ended(&mut self) {
+        host::start(&self.host).unwrap();
+        self.standin = standin_of(&self.host);
+    }
+
+    // ---- sessions -------------------------------------------------------------------------------------------
+
+    /// A session in the workspace that has said `started`.
+    pub fn start(&self, words: &[&str]) -> Session {
+        self.start_for(RUNTIME, words)
+    }
+
+    /// The same with another runtime.
+    pub fn start_for(&self, runtime_seconds: u32, words: &[&str]) -> Session {
+        let mut peer = self.standin.start(WORKSPACE, runtime_seconds, words).unwrap();
+        let unit = peer.started(SOON).unwrap();
+        Session { peer, unit }
+    }
+
+    /// The same with a shell's script.
+    pub fn start_sh(&self, script: &str) -> Session {
+        self.start(&["/bin/sh", "-c", script])
+    }
+
+    /// A whole session in the workspace; it has ended by itself, and nothing of it is left.
+    pub fn run(&self, words: &[&str]) -> Transcript {
+        self.finish(self.standin.start(WORKSPACE, RUNTIME, words).unwrap())
+    }
+
+    /// The same, one of many: what is left is looked at when the test is over.
+    pub fn run_one_of_many(&self, words: &[&str]) -> Transcript {
+        self.standin.start(WORKSPACE, RUNTIME, words).unwrap().read_to_end(SOON).unwrap()
+    }
+
+    /// The same with a shell's script.
+    pub fn sh(&self, script: &str) -> Transcript {
+        self.run(&["/bin/sh", "-c", script])
+    }
+
+    /// The same in a directory that is open.
+    pub fn run_in(&self, dir: impl AsFd, words: &[&str]) -> Transcript {
+        self.finish(self.standin.start_in(dir, RUNTIME, words).unwrap())
+    }
+
+    /// The words' output without the last line end, and with `\n` as line end; the session must have succeeded.
+    pub fn ask(&self, words: &[&str]) -> String {
+        let transcript = self.run(words);
+        let text = transcript.text().replace("\r\n", "\n");
+        assert_eq!(transcript.exit, Some(exited(0)), "{words:?} said '{text}' and {:?}", transcript.error);
+        text.strip_suffix('\n').unwrap_or(&text).to_owned()
+    }
+
+    /// The same with a shell's script.
+    pub fn ask_sh(&self, script: &str) -> String {
+        self.ask(&["/bin/sh", "-c", script])
+    }
+
+    /// The same with a Python program.
+    pub fn ask_python(&self, program: &str) -> String {
+        self.ask(&["/usr/bin/python3", "-c", program])
+    }
+
+    fn finish(&self, mut peer: Peer) -> Transcript {
+        let transcript = peer.read_to_end(SOON).unwrap();
+        if let Some(unit) = &transcript.unit {
+            self.assert_gone(unit);
+        }
+        transcript
+    }
+
+    // ---- what is left -----------------------------------------------------------------------------------------
+
+    /// Fails unless the unit, its file and its cgroup are gone, now.
+    pub fn assert_gone(&self, unit: &str) {
+        let left = self.left_of(unit);
+        assert!(left.is_empty(), "of {unit} is left: {left}");
+    }
+
+    /// Waits until they are.
+    pub fn wait_until_gone(&self, unit: &str, time: Duration) {
+        wait_until(&format!("{unit} to be gone"), time, || nothing_or(self.left_of(unit)));
+    }
+
+    /// What is left of a unit, in words; empty when nothing is.
+    fn left_of(&self, unit: &str) -> String {
+        self.root(&format!(
+            "state=$(systemctl show --property=LoadState,ActiveState,Job {unit} | sort | tr '\\n' ' ')
+            [ \"$state\" = 'ActiveState=inactive LoadState=not-found ' ] || echo \"unit $state\"
+            find /sys/fs/cgroup -type d -name {unit} 2>/dev/null
+            find /run/systemd/transient -name '{unit}*'"
+        ))
+    }
+
+    /// The session units the manager knows, in whatever state, their files, and their cgroups.
+    pub fn left_of_sessions(&self) -> String {
+        self.root(
+            "{
+                systemctl list-units --all --plain --no-legend 'opencode-pty-*.service'
+                find /sys/fs/cgroup -type d -name 'opencode-pty-*.service' 2>/dev/null
+                find /run/systemd/transient -name 'opencode-pty-*'
+            } | grep -v opencode-pty-supervisor || true",
+        )
+    }
+
+    /// Fails unless the host is as a test may expect it.
+    fn assert_as_found(&self) {
+        wait_until("no session to be there", SOON, || nothing_or(self.left_of_sessions()));
+        let state = self.root("systemctl is-active opencode-pty-supervisor.service opencode-v2.service || true");
+        assert_eq!(state, "active\nactive", "supervisor and server");
+    }
+
+    // ---- behind the product's back ------------------------------------------------------------------------------
+
+    /// Runs a script as root of the host; gives what it prints, without the last line end.
+    pub fn root(&self, script: &str) -> String {
+        self.host.sh_ok(script).unwrap()
+    }
+
+    /// The process that listens.
+    pub fn supervisor_pid(&self) -> String {
+        self.root("systemctl show --property=MainPID --value opencode-pty-supervisor.service")
+    }
+
+    /// How many descriptors the supervisor has open.
+    pub fn supervisor_descriptors(&self) -> usize {
+        self.root(&format!("ls /proc/{}/fd | wc -l", self.supervisor_pid())).trim().parse().unwrap()
+    }
+
+    /// Whether the host has a process with this pid.
+    pub fn is_alive(&self, pid: &str) -> bool {
+        self.host.path(format!("/proc/{pid}")).exists()
+    }
+
+    /// The command lines of a unit's processes, each after its pid.
+    pub fn processes(&self, unit: &str) -> String {
+        self.root(&format!(
+            "for pid in $(cat $(find /sys/fs/cgroup -type d -name {unit})/cgroup.procs); do
+                echo \"$pid $(tr '\\0' ' ' </proc/$pid/cmdline)\"
+            done 2>/dev/null || true"
+        ))
+    }
+
+    /// Waits until one of a unit's processes has exactly this command line; gives its pid.
+    pub fn wait_for_process(&self, unit: &str, command: &str) -> String {
+        wait_until(&format!("'{command}' to run in {unit}"), SOON, || {
+            let processes = self.processes(unit);
+            let mut lines = processes.lines().filter_map(|line| line.trim_end().split_once(' '));
+            match lines.find(|(_, line)| *line == command) {
+                Some((pid, _)) => Ok(pid.to_owned()),
+                None => Err(processes),
+            }
+        })
+    }
+
+    /// A new directory of the account in the workspace, removed at the end of the test.
+    pub fn scratch(&self) -> String {
+        let path =
+            self.root(&format!("setpriv --reuid byk --regid byk --clear-groups mktemp -d {WORKSPACE}/test-XXXXXX"));
+        self.remove_at_end(&path);
+        path
+    }
+
+    /// Something a test made on the host.
+    pub fn remove_at_end(&self, path: &str) {
+        self.scratch.lock().unwrap().push(path.to_owned());
+    }
+
+    /// Writes a file of the account.
+    pub fn write(&self, path: &str, mode: u32, text: &str) {
+        std::fs::write(self.host.path(path), text).unwrap();
+        self.root(&format!("chown byk:byk '{path}' && chmod {mode:o} '{path}'"));
+    }
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        for path in self.scratch.lock().unwrap().drain(..) {
+            let _ = self.host.sh(&format!("rm -rf --one-file-system '{path}'"));
+        }
+        if !thread::panicking() {
+            self.assert_as_found();
+        }
+    }
+}
+
+fn standin_of(host: &Host) -> Standin {
+    Standin::connect_within(host.path(CONTROL_PATH), SOON).unwrap()
+}
+
+fn nothing_or(left: String) -> Result<(), String> {
+    if left.is_empty() { Ok(()) } else { Err(left) }
+}
+
+/// A session that has started.
+pub struct Session {
+    pub peer: Peer,
+    pub unit: String,
+}
+
+impl Deref for Session {
+    type Target = Peer;
+
+    fn deref(&self) -> &Peer {
+        &self.peer
+    }
+}
+
+impl DerefMut for Session {
+    fn deref_mut(&mut self) -> &mut Peer {
+        &mut self.peer
+    }
+}
+
+impl Session {
+    /// Reads until a line of output is exactly this; gives all that was read.
+    pub fn line(&mut self, line: &str) -> String {
+        let wanted = format!("{line}\r\n");
+        String::from_utf8_lossy(&self.peer.output_until(wanted.as_bytes(), SOON).unwrap()).into_owned()
+    }
+
+    /// Reads everything until the supervisor is done with the connection.
+    pub fn read_to_end(&mut self) -> Transcript {
+        self.peer.read_to_end(SOON).unwrap()
+    }
+
+    /// Asks for a stop and reads everything.
+    pub fn stop_and_read(&mut self) -> Transcript {
+        self.peer.stop().unwrap();
+        self.read_to_end()
+    }
+}
+
+/// The record of a command that exited.
+pub fn exited(code: u32) -> Exit {
+    Exit::new(1, code, if code == 0 { "success" } else { "exit-code" }).unwrap()
+}
+
+/// Waits until `look` finds what it looks for; while it doesn't, it says what there is instead.
+pub fn wait_until<T>(what: &str, time: Duration, mut look: impl FnMut() -> Result<T, String>) -> T {
+    let deadline = Instant::now() + time;
+    loop {
+        match look() {
+            Ok(found) => return found,
+            Err(instead) if Instant::now() >= deadline => {
+                panic!("waited {} s for {what}, and there is: {instead}", time.as_secs_f32())
+            }
+            Err(_) => thread::sleep(LOOK_AGAIN),
+        }
+    }
+}
+
+/// Does `work` for 0, 1, … `count - 1`, as many at a time as there are places; gives the results in this order.
+pub fn side_by_side<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    at_a_time(PLACES, count, work)
+}
+
+/// The same with fewer at a time.
+pub fn at_a_time<T: Send>(workers: usize, count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(count)));
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    if index >= count {
+                        return;
+                    }
+                    let result = work(index);
+                    results.lock().unwrap().push((index, result));
+                }
+            });
+        }
+    });
+    let mut results = results.into_inner().unwrap();
+    results.sort_by_key(|(index, _)| *index);
+    results.into_iter().map(|(_, result)| result).collect()
+}

@@ -4,6 +4,9 @@
 //! never get here.
 
 use std::fmt;
+use std::io::Write;
+
+use crate::sys::message::{is_not_a_socket, send_bytes};
 
 /// Something an operator must look at.
 pub fn error(message: &str) {
@@ -26,10 +29,15 @@ pub fn info(message: &str) {
 }
 
 fn line(priority: u8, message: &str) {
-    // One call for one line, so that lines of two writers can't mix. A journal that is down must not stop us.
-    use std::io::Write;
     let text = format!("<{priority}>{}\n", OneLine(message));
-    let _ = std::io::stderr().write_all(text.as_bytes());
+    // One call for one line, so that lines of two writers can't mix. A journal that is down loses the line, and one
+    // that hangs must not make us hang: as a socket, standard error is never waited for.
+    match send_bytes(std::io::stderr(), text.as_bytes()) {
+        Err(error) if is_not_a_socket(&error) => {
+            let _ = std::io::stderr().write_all(text.as_bytes());
+        }
+        Ok(_) | Err(_) => {}
+    }
 }
 
 /// Text with its line breaks and control characters escaped.

@@ -20,10 +20,10 @@ pub mod systemd;
 
 /// The account that sessions run as.
 pub mod account;
-/// What travels on the sockets.
-pub mod frame;
 /// Records for the journal.
 pub mod journal;
+/// What travels on the sockets.
+pub mod frame;
 /// Every bound and every fixed path.
 pub mod limits;
 /// Exit codes and how errors read.

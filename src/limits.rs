@@ -50,6 +50,8 @@ pub const STRANGERS_PER_MINUTE: u32 = 120;
 pub const REFRESHES_PER_SECOND: u32 = 4;
 /// Listening socket's backlog. Chosen.
 pub const BACKLOG: i32 = 128;
+/// Connections accepted before the sessions get their turn. Chosen.
+pub const ACCEPTED_IN_A_ROW_MAX: u32 = 16;
 /// Pause of the accept loop after it ran out of descriptors or memory. Chosen: long enough not to spin.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Least time between two journal lines about refused connections. Chosen.

@@ -35,9 +35,9 @@ use crate::frame::message::{ErrorCode, encode_error};
 use crate::frame::{self, Kind};
 use crate::journal;
 use crate::limits::{
-    ACCEPT_PAUSE, ACCOUNT_DEFAULT, LAUNCHER_PATH, REFUSAL_LOG_INTERVAL, SERVER_UNIT_DEFAULT, SESSIONS_MAX_CEILING,
-    SESSIONS_MAX_DEFAULT, SLICE_DEFAULT, SOCKET_PATH, STOP_TIME, STOP_TIME_WITHOUT_BUS, STUCK_RETRY_PAUSE,
-    SUPERVISOR_UNIT_DEFAULT,
+    ACCEPT_PAUSE, ACCEPTED_IN_A_ROW_MAX, ACCOUNT_DEFAULT, LAUNCHER_PATH, REFUSAL_LOG_INTERVAL, SERVER_UNIT_DEFAULT,
+    SESSIONS_MAX_CEILING, SESSIONS_MAX_DEFAULT, SLICE_DEFAULT, SOCKET_PATH, STOP_TIME, STOP_TIME_WITHOUT_BUS,
+    STUCK_RETRY_PAUSE, SUPERVISOR_UNIT_DEFAULT,
 };
 use crate::report::{Doing, ExitStatus, SystemError, print_error};
 use crate::sys::peer::Credentials;
@@ -296,12 +296,17 @@ fn listen(context: &Context) -> Result<Async<UnixListener>, Error> {
 
 /// Accepts until that fails for good. Running out of descriptors is a pause, not an end.
 async fn accept(executor: &LocalExecutor<'_>, context: &Rc<Context>, listener: &Async<UnixListener>) -> SystemError {
+    let mut accepted = 0_u32;
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
                 admit(executor, context, stream);
-                // A flood of connections must not have the thread for itself.
-                yield_now().await;
+                // A flood of connections must not have the thread for itself, nor must letting go cost it as much as
+                // the refusal.
+                accepted = accepted.wrapping_add(1);
+                if accepted.is_multiple_of(ACCEPTED_IN_A_ROW_MAX) {
+                    yield_now().await;
+                }
             }
             Err(error) => match socket::classify_accept_error(&error) {
                 socket::AcceptError::Connection => {}

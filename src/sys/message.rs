@@ -66,6 +66,11 @@ pub fn send_bytes(socket: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
     }
 }
 
+/// Whether a call failed because its descriptor is no socket.
+pub fn is_not_a_socket(error: &io::Error) -> bool {
+    Errno::from_io_error(error) == Some(Errno::NOTSOCK)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -100,6 +100,8 @@ struct Line {
     believed: Option<String>,
     /// Counts how often a manager has been believed anew.
     generation: u64,
+    /// The last call got no answer: as good as away, until one gets an answer.
+    silent: bool,
 }
 
 #[derive(Debug)]
@@ -312,7 +314,19 @@ impl Link {
 
     /// Whether there is a manager to talk to.
     pub fn is_online(&self) -> bool {
-        self.line.with(|line| line.believed.is_some())
+        self.line.with(|line| line.believed.is_some() && !line.silent)
+    }
+
+    /// Waits until there is one.
+    pub async fn online(&self) {
+        self.line.wait_for(|line| (line.believed.is_some() && !line.silent).then_some(())).await;
+    }
+
+    /// Notes whether a call got an answer.
+    pub fn note_answer(&self, answered: bool) {
+        if self.line.with(|line| line.silent == answered) {
+            self.line.change(|line| line.silent = !answered);
+        }
     }
 
     /// The connection, once its manager is believed.

@@ -240,7 +240,7 @@ impl Manager {
 
     /// Waits until the bus can be used.
     pub async fn online(&self) {
-        drop(self.link.believed().await);
+        self.link.online().await;
     }
 
     /// Registers for a unit's signals; nothing is missed from the return on.
@@ -338,7 +338,9 @@ impl Manager {
             connection.call_method(Some(link::MANAGER_NAME), path, Some(interface), method, body).await
         };
         // zbus's futures are large: a session has one only while it calls.
-        let answer = within(CALL_TIME, Box::pin(work)).await.ok_or(CallError::NoAnswer { method })?;
+        let answer = within(CALL_TIME, Box::pin(work)).await;
+        self.link.note_answer(answer.is_some());
+        let answer = answer.ok_or(CallError::NoAnswer { method })?;
         let answer = answer.map_err(|error| CallError::new(method, &error))?;
         answer.body().deserialize().map_err(|_| CallError::Malformed { method })
     }

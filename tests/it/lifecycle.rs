@@ -137,16 +137,16 @@ fn it_refuses_to_run_as_anybody_but_root() {
 #[test]
 fn an_account_that_does_not_exist_or_is_root_is_refused() {
     drop(assert_does_not_start(
-        Setting { options: vec!["--account", "no-such-account"], ..Setting::default() },
+        Setting { options: vec![("--account", "no-such-account")], ..Setting::default() },
         "no-such-account",
     ));
-    drop(assert_does_not_start(Setting { options: vec!["--account", "root"], ..Setting::default() }, "root"));
+    drop(assert_does_not_start(Setting { options: vec![("--account", "root")], ..Setting::default() }, "root"));
 }
 
 #[test]
 fn a_bus_that_is_not_there_is_one_clear_line() {
     drop(assert_does_not_start(
-        Setting { options: vec!["--bus", "unix:path=/nonexistent/bus"], ..Setting::default() },
+        Setting { options: vec![("--bus", "unix:path=/nonexistent/bus")], ..Setting::default() },
         "bus",
     ));
 }

@@ -31,6 +31,8 @@ pub const SERVER_UNIT: &str = "opencode-it.service";
 /// The supervisor's own unit.
 pub const SUPERVISOR_UNIT: &str = "opencode-pty-it.service";
 
+/// The launcher that session units run. Nothing here does.
+const LAUNCHER: &str = "/usr/local/libexec/opencode-pty-launcher";
 const PRODUCT: &str = env!("CARGO_BIN_EXE_opencode-pty");
 
 /// What differs from an ordinary scene.
@@ -41,8 +43,8 @@ pub struct Setting {
     pub manager_pid: u32,
     /// The process in front of the supervisor, to change its limits, say.
     pub wrapper: Vec<&'static str>,
-    /// More options.
-    pub options: Vec<&'static str>,
+    /// Options with another value than usual.
+    pub options: Vec<(&'static str, &'static str)>,
     /// What happens after the manager is there and before the supervisor is started.
     pub before: Box<dyn FnOnce(&Scene)>,
 }
@@ -99,27 +101,29 @@ impl Scene {
         let (server, standin) = place.start_standin();
         let fake = FakeManager::start(&bus.address(), Server::new(SERVER_UNIT, server.id())).unwrap();
         let mut scene = Self { fake, bus, standin, server, supervisor: None, place };
+        let supervisor = scene.supervisor_command(&setting);
         (setting.before)(&scene);
-        let supervisor = scene.supervisor_command(&setting.wrapper, setting.sessions_max, setting.manager_pid);
-        scene.supervisor = Some(Supervisor::start(supervisor, &setting.options, scene.path("notify.sock")));
+        scene.supervisor = Some(Supervisor::start(supervisor, scene.path("notify.sock")));
         scene
     }
 
     /// The command that runs the supervisor here.
-    fn supervisor_command(&self, wrapper: &[&str], sessions_max: usize, manager_pid: u32) -> Command {
-        let mut words: Vec<String> = wrapper.iter().map(|word| (*word).to_owned()).collect();
-        words.extend([PRODUCT, "supervisor", "--account", ACCOUNT].map(str::to_owned));
+    fn supervisor_command(&self, setting: &Setting) -> Command {
+        let mut words: Vec<String> = setting.wrapper.iter().map(|word| (*word).to_owned()).collect();
+        words.extend([PRODUCT, "supervisor"].map(str::to_owned));
         for (option, value) in [
+            ("--account", ACCOUNT.to_owned()),
             ("--server-unit", SERVER_UNIT.to_owned()),
             ("--server-cgroup", format!("/system.slice/{SERVER_UNIT}")),
             ("--unit", SUPERVISOR_UNIT.to_owned()),
             ("--socket", self.socket().display().to_string()),
-            ("--launcher", PRODUCT.to_owned()),
-            ("--max-sessions", sessions_max.to_string()),
+            ("--launcher", LAUNCHER.to_owned()),
+            ("--max-sessions", setting.sessions_max.to_string()),
             ("--bus", self.bus.address()),
-            ("--manager-pid", manager_pid.to_string()),
+            ("--manager-pid", setting.manager_pid.to_string()),
         ] {
-            words.extend([option.to_owned(), value]);
+            let other = setting.options.iter().find(|(name, _)| *name == option);
+            words.extend([option.to_owned(), other.map_or(value, |(_, other)| (*other).to_owned())]);
         }
         let (program, args) = words.split_first().unwrap();
         let mut command = Command::new(program);
@@ -339,11 +343,10 @@ pub struct Supervisor {
 
 impl Supervisor {
     /// Starts it, with a notification socket as systemd would give it.
-    pub fn start(mut command: Command, options: &[&str], notify: PathBuf) -> Self {
+    pub fn start(mut command: Command, notify: PathBuf) -> Self {
         let notices = UnixDatagram::bind(&notify).unwrap();
         notices.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
         let mut process = command
-            .args(options)
             .env("NOTIFY_SOCKET", &notify)
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -153,6 +153,7 @@ fn a_job_of_another_unit_or_of_this_one_under_another_number_is_not_taken_for_th
 fn a_start_call_that_is_refused_fails_the_start_and_frees_the_slot() {
     let scene = Scene::with_sessions_max(1);
     scene.check_that_a_session_works();
+    scene.fake.with(|state| state.units.clear());
     let before = scene.descriptors();
     for (name, text) in [
         (NO_SUCH_UNIT, "what a full /run looks like"),

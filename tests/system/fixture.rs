@@ -172,9 +172,10 @@ impl Fixture {
         self.root(&format!("ls /proc/{}/fd | wc -l", self.supervisor_pid())).trim().parse().unwrap()
     }
 
-    /// Whether the host has a process with this pid.
+    /// Whether the host has a process with this pid that has not ended; it may be waiting to be reaped.
     pub fn is_alive(&self, pid: &str) -> bool {
-        self.host.path(format!("/proc/{pid}")).exists()
+        let stat = std::fs::read_to_string(self.host.path(format!("/proc/{pid}/stat"))).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, fields)| !fields.starts_with(['Z', 'X']))
     }
 
     /// The command lines of a unit's processes, each after its pid.

@@ -139,6 +139,10 @@ pub fn parse_line(line: &str) -> Result<Account, Error> {
     if name.is_empty() || !plain(name) || name.contains(|c: char| c.is_whitespace() || c == '/') {
         return Err(Error::Malformed { field: "name" });
     }
+    // systemd takes digits in `User=` for an id: an account called 0 would be root.
+    if name.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(Error::Malformed { field: "name" });
+    }
     let uid = id(uid).ok_or(Error::Malformed { field: "uid" })?;
     let gid = id(gid).ok_or(Error::Malformed { field: "gid" })?;
     if !home.starts_with('/') || !plain(home) {
@@ -193,6 +197,8 @@ mod tests {
             ("b k:x:1000:1001::/home/byk:/bin/sh", "name"),
             ("b/k:x:1000:1001::/home/byk:/bin/sh", "name"),
             ("b\u{fffd}k:x:1000:1001::/home/byk:/bin/sh", "name"),
+            ("0:x:1000:1001::/home/byk:/bin/sh", "name"),
+            ("1000:x:1000:1001::/home/byk:/bin/sh", "name"),
             ("byk:x::1001::/home/byk:/bin/sh", "uid"),
             ("byk:x:+1000:1001::/home/byk:/bin/sh", "uid"),
             ("byk:x:-1:1001::/home/byk:/bin/sh", "uid"),

@@ -18,7 +18,7 @@ use crate::limits::{ARGV_VARIABLE, SESSION_PATH, TERMINAL_SIZE_DEFAULT};
 use crate::report::{Chain, Doing, ExitStatus, SystemError, quoted};
 use crate::sys::{inherited, process};
 
-/// The argv[0] the launcher has the shell execute: this program, whatever its path.
+/// The `argv[0]` the launcher has the shell execute: this program, whatever its path.
 pub const ARGV0: &str = "/proc/self/fd/3";
 /// The one argument.
 pub const FLAG: &str = "--exec";

@@ -1,6 +1,6 @@
 //! Which program this is, by exact name; the one place where the runtime is entered.
 //!
-//! The rules apply top-down (SPEC 2): the file name of argv[0], then inner-exec's exact two words, then a closed
+//! The rules apply top-down (SPEC 2): the file name of `argv[0]`, then inner-exec's exact two words, then a closed
 //! list of subcommands. Nothing is guessed; anything else is a usage error.
 
 use std::ffi::{OsStr, OsString};

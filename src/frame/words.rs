@@ -27,7 +27,7 @@ pub fn encode_word(word: &str) -> String {
 /// One word, decoded; `None` unless it is spelled canonically, is UTF-8 and not longer than any word may be.
 pub fn decode_word(text: &str) -> Option<String> {
     let letters = text.strip_prefix('a')?;
-    if letters.len() > ARG_BYTES_MAX.div_ceil(3) * 4 || letters.len() % 4 == 1 {
+    if letters.len() > (ARG_BYTES_MAX * 4).div_ceil(3) || letters.len() % 4 == 1 {
         return None;
     }
     let mut bytes = Vec::with_capacity(letters.len() / 4 * 3 + 2);
@@ -111,6 +111,16 @@ mod tests {
         {
             assert_eq!(decode_word(text), None, "'{text}'");
         }
+    }
+
+    /// Lengths used to be compared in whole groups of four letters, which let a word of two bytes more through to the
+    /// check behind.
+    #[test]
+    fn a_word_is_as_long_as_any_word_may_be_and_not_a_byte_longer() {
+        let longest = "x".repeat(ARG_BYTES_MAX);
+        assert_eq!(decode_word(&encode_word(&longest)), Some(longest.clone()));
+        assert_eq!(decode_word(&encode_word(&(longest.clone() + "x"))), None);
+        assert_eq!(decode_word(&encode_word(&(longest + "xx"))), None);
     }
 
     #[test]

@@ -52,6 +52,12 @@ impl fmt::Display for Unknown {
     }
 }
 
+impl Default for Pool {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Pool {
     /// A pool without threads yet.
     pub fn new() -> Self {
@@ -94,7 +100,7 @@ impl Pool {
         }
     }
 
-    fn submit(&self, job: Job) {
+    pub(super) fn submit(&self, job: Job) {
         let start_one = {
             let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
             let start_one = threads.idle <= self.queue.len() && threads.started < FOREIGN_CALL_THREADS;

@@ -54,6 +54,19 @@ enum Position {
     Input { left: usize },
 }
 
+/// What came with a start frame: closed where that may hang, also when nobody waits for the rest of the frame any more.
+#[derive(Debug)]
+struct Arrived {
+    descriptors: Vec<OwnedFd>,
+    pool: Pool,
+}
+
+impl Drop for Arrived {
+    fn drop(&mut self) {
+        self.pool.dispose(std::mem::take(&mut self.descriptors));
+    }
+}
+
 /// The receiving side of one connection.
 #[derive(Debug)]
 pub struct Inbound {
@@ -92,21 +105,16 @@ impl Inbound {
 
     /// Receives the start frame and its descriptor, in any number of pieces, and not a byte more.
     pub async fn start(&mut self) -> Result<(Start, OwnedFd), Over> {
-        let mut descriptors = Vec::new();
-        let received = self.start_frame(&mut descriptors).await;
-        match (received, descriptors.len()) {
-            (Ok(start), 1) => {
-                let directory = descriptors.pop().expect("there is exactly one");
+        let mut arrived = Arrived { descriptors: Vec::new(), pool: self.pool.clone() };
+        let start = self.start_frame(&mut arrived.descriptors).await?;
+        match arrived.descriptors.len() {
+            1 => {
+                let directory = arrived.descriptors.pop().expect("there is exactly one");
                 Ok((start, directory))
             }
-            (Ok(_), count) => {
-                self.pool.dispose(descriptors);
+            count => {
                 let reason = format!("{count} descriptors with the start frame instead of one");
                 Err(Over::Violation(ErrorCode::BadStart, reason))
-            }
-            (Err(over), _) => {
-                self.pool.dispose(descriptors);
-                Err(over)
             }
         }
     }
@@ -239,7 +247,11 @@ impl Inbound {
 mod tests {
     use super::*;
     use crate::frame::encode;
-    use std::io::Write;
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    use smol::future::FutureExt;
+    use std::io::{IoSlice, Read, Write};
+    use std::mem::MaybeUninit;
+    use std::os::fd::AsFd;
 
     fn connection() -> (UnixStream, Inbound) {
         let (client, server) = UnixStream::pair().unwrap();
@@ -286,5 +298,37 @@ mod tests {
         client.write_all(b"OPTY\x01").unwrap();
         drop(client);
         assert!(matches!(smol::block_on(inbound.follow(&Inbox::default())), Over::HungUp));
+    }
+    /// A start that was given up while its descriptor was there closed it in the event loop, where a dead FUSE or NFS
+    /// mount would have held up every session. Here the pool is busy, and so the descriptor stays open.
+    #[test]
+    fn a_start_that_is_given_up_leaves_closing_to_the_pool() {
+        let (client, mut inbound) = connection();
+        let stream = Rc::clone(&inbound.stream);
+        let (release, released) = smol::channel::bounded::<()>(1);
+        for _ in 0..crate::limits::FOREIGN_CALL_THREADS {
+            let released = released.clone();
+            inbound.pool.submit(Box::new(move || drop(released.recv_blocking())));
+        }
+        let (sent, mut kept) = UnixStream::pair().unwrap();
+        kept.set_nonblocking(true).unwrap();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors = [sent.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        sendmsg(&client, &[IoSlice::new(b"OPTY")], &mut control, SendFlags::empty()).unwrap();
+        drop(sent);
+
+        let received = async { drop(inbound.start().await) };
+        smol::block_on(received.or(async {
+            while rustix::io::ioctl_fionread(stream.get_ref()).unwrap() > 0 {
+                yield_now().await;
+            }
+        }));
+
+        assert_eq!(kept.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(release);
+        kept.set_nonblocking(false).unwrap();
+        assert_eq!(kept.read(&mut [0]).unwrap(), 0);
     }
 }

@@ -6,9 +6,10 @@
 mod admission;
 mod buffers;
 mod connection;
-mod foreign;
+/// Reachable, as `inbound` is, for the fuzz target and the tests that drive a connection's receiving side.
+pub mod foreign;
 mod hangups;
-mod inbound;
+pub mod inbound;
 mod orphans;
 mod peer;
 mod relay;

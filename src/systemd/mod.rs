@@ -3,7 +3,7 @@
 //! What would surprise: a signal is only ever a hint. It comes from whoever the bus says owns the manager's name,
 //! and that owner must be PID 1 (`link`); a session then reads the unit with one `GetAll`, since single reads tear.
 //! Calls go to the well-known name, because the unique one changes when PID 1 re-executes itself. An answer that
-//! does not come is [`CallError::NoAnswer`], which is not a refusal: what was asked may have been done, or be done
+//! does not come is `CallError::NoAnswer`, which is not a refusal: what was asked may have been done, or be done
 //! later.
 
 mod link;

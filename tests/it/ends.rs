@@ -49,12 +49,11 @@ fn every_way_a_main_process_can_end_reaches_the_client() {
 #[test]
 fn a_connection_is_closed_by_the_supervisor_even_if_its_client_does_not() {
     let scene = Scene::set();
-    let before = scene.descriptors();
     scene.fake.with(|state| state.script.launcher = Launcher::shows("x", (1, 0, "success")));
     let mut peer = scene.asked();
     let transcript = peer.read_until_closed(LONG).unwrap();
     assert!(transcript.exit.is_some());
-    scene.wait_for_descriptors(before, "a session whose client never closed");
+    scene.assert_idle("a session whose client never closed");
 }
 
 #[test]
@@ -207,7 +206,6 @@ fn a_stop_works_while_output_floods_and_nobody_reads() {
 fn a_disconnect_in_either_form_stops_the_unit() {
     let scene = Scene::set();
     scene.check_that_a_session_works();
-    let before = scene.descriptors();
     for how in ["close", "half-close", "close with output unread"] {
         scene.fake.with(|state| {
             state.calls.clear();
@@ -225,7 +223,7 @@ fn a_disconnect_in_either_form_stops_the_unit() {
         }
         scene.fake.wait(how, |state| (state.called("StopUnit", &name) > 0).then_some(()));
         scene.fake.wait_until_empty();
-        scene.wait_for_descriptors(before, how);
+        scene.assert_idle(how);
     }
 }
 

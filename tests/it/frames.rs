@@ -55,7 +55,6 @@ fn refuse_all(scene: &Scene, cases: Vec<Case<'_>>) {
     scene.check_that_a_session_works();
     scene.fake.wait_until_empty();
     scene.fake.with(|state| state.calls.clear());
-    let before = scene.descriptors();
     for Case { what, bytes, descriptors, code } in cases {
         let mut peer = scene.peer();
         peer.send_raw(&bytes, &descriptors).unwrap();
@@ -63,7 +62,7 @@ fn refuse_all(scene: &Scene, cases: Vec<Case<'_>>) {
         assert_eq!(transcript.error_code(), Some(code), "{what}: {transcript:?}");
         assert_eq!(transcript.frames, 1, "{what}: {transcript:?}");
         drop(peer);
-        scene.wait_for_descriptors(before, what);
+        scene.assert_idle(what);
         scene.fake.with(|state| assert_eq!(state.called("StartTransientUnit", ""), 0, "{what}"));
     }
     scene.check_that_a_session_works();
@@ -183,7 +182,6 @@ fn a_running_session_ends_at_the_first_byte_that_is_wrong() {
     let scene = Scene::set();
     scene.check_that_a_session_works();
     scene.fake.wait_until_empty();
-    let before = scene.descriptors();
     let directory = scene.directory();
     let dir = directory.as_fd();
     let start = start_for(&directory, 60, &["/bin/true"]).unwrap();
@@ -221,7 +219,7 @@ fn a_running_session_ends_at_the_first_byte_that_is_wrong() {
         drop(peer);
         scene.fake.wait_until_empty();
         scene.fake.with(|state| assert!(state.called("StopUnit", &name) > 0, "{what}: {:#?}", state.calls));
-        scene.wait_for_descriptors(before, what);
+        scene.assert_idle(what);
     }
     scene.check_that_a_session_works();
 }

@@ -18,9 +18,9 @@ fn it_is_ready_with_a_socket_that_only_root_and_the_account_can_use() {
     let metadata = fs::symlink_metadata(scene.socket()).unwrap();
     assert!(metadata.file_type().is_socket());
     assert_eq!((metadata.uid(), metadata.gid(), metadata.permissions().mode() & 0o7777), (0, ACCOUNT_ID, 0o660));
-    let (_peer, _) = scene.session();
+    let (peer, _) = scene.session();
     assert!(scene.supervisor().wait_for_notice("STATUS=1/16 sessions"));
-    drop(_peer);
+    drop(peer);
     assert!(scene.supervisor().wait_for_notice("STATUS=0/16 sessions"));
 }
 
@@ -284,6 +284,17 @@ fn running_out_of_descriptors_neither_ends_nor_spins_the_supervisor() {
     assert!(scene.supervisor().is_running());
     drop(held);
     scene.wait_for_a_session();
+}
+
+#[test]
+fn notifications_that_nobody_reads_do_not_hold_it_up() {
+    // As when PID 1 is frozen. The socket's queue holds a few dozen of them at most (max_dgram_qlen).
+    let mut scene = Scene::set();
+    scene.supervisor().leave_notices_unread();
+    let queue: usize = fs::read_to_string("/proc/sys/net/unix/max_dgram_qlen").unwrap().trim().parse().unwrap();
+    for _ in 0..queue.min(600) + 3 {
+        scene.check_that_a_session_works();
+    }
 }
 
 #[test]

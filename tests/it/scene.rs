@@ -7,8 +7,8 @@ use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, Once, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -71,6 +71,7 @@ pub struct Scene {
     pub standin: Standin,
     server: Child,
     supervisor: Option<Supervisor>,
+    idle_descriptors: usize,
     place: Place,
 }
 
@@ -88,8 +89,11 @@ impl Scene {
     /// One with these differences; waits until the supervisor says that it is ready.
     pub fn with(setting: Setting) -> Self {
         let mut scene = Self::without_waiting(setting);
-        let ready = scene.supervisor().wait_until_ready();
+        let ready = scene.supervisor().wait_for_notice("READY=1");
         assert!(ready, "the supervisor ended before it was ready:\n{}", scene.supervisor().log());
+        // From here on it knows the server's main process, and has all that it needs to wait for sessions.
+        scene.fake.wait("the server's unit to be read", |state| (state.called("GetAll", SERVER_UNIT) > 0).then_some(()));
+        scene.idle_descriptors = scene.descriptors();
         scene
     }
 
@@ -100,10 +104,10 @@ impl Scene {
         let bus = Bus::start(&place.0).unwrap();
         let (server, standin) = place.start_standin();
         let fake = FakeManager::start(&bus.address(), Server::new(SERVER_UNIT, server.id())).unwrap();
-        let mut scene = Self { fake, bus, standin, server, supervisor: None, place };
+        let mut scene = Self { fake, bus, standin, server, supervisor: None, idle_descriptors: 0, place };
         let supervisor = scene.supervisor_command(&setting);
         (setting.before)(&scene);
-        scene.supervisor = Some(Supervisor::start(supervisor, scene.path("notify.sock")));
+        scene.supervisor = Some(Supervisor::start(supervisor, &scene.path("notify.sock")));
         scene
     }
 
@@ -137,20 +141,26 @@ impl Scene {
     }
 
     /// How many descriptors the supervisor has open.
-    pub fn descriptors(&self) -> usize {
+    fn descriptors(&self) -> usize {
         let pid = self.supervisor.as_ref().unwrap().process.id();
         fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
     }
 
-    /// Waits until the supervisor has as many descriptors open as it had before.
-    pub fn wait_for_descriptors(&self, before: usize, after: &str) {
+    /// Waits until the supervisor has no descriptor open that it had not when it began.
+    pub fn assert_idle(&self, after: &str) {
+        self.assert_idle_but_for(0, after);
+    }
+
+    /// The same but for those that sessions hold: a connection, a pidfd and a terminal each.
+    pub fn assert_idle_but_for(&self, sessions: usize, after: &str) {
         let deadline = Instant::now() + LONG;
+        let wanted = self.idle_descriptors + 3 * sessions;
         loop {
             let now = self.descriptors();
-            if now == before {
+            if now == wanted {
                 return;
             }
-            assert!(Instant::now() < deadline, "{before} descriptors before, {now} after {after}");
+            assert!(Instant::now() < deadline, "{wanted} descriptors expected, {now} there after {after}");
             // Closing happens behind an answer, in another process: there is no event to wait for.
             thread::sleep(Duration::from_millis(5));
         }
@@ -335,74 +345,109 @@ fn build_standin() {
 /// The supervisor's process.
 pub struct Supervisor {
     process: Child,
-    log: Arc<Mutex<String>>,
+    heard: Arc<Heard>,
     reader: Option<thread::JoinHandle<()>>,
     notices: UnixDatagram,
-    status: String,
+}
+
+/// What a supervisor has said so far.
+#[derive(Default)]
+struct Heard {
+    said: Mutex<Said>,
+    changed: Condvar,
+    /// From now on its notifications are left unread.
+    deaf: AtomicBool,
+}
+
+#[derive(Default)]
+struct Said {
+    /// On standard error.
+    log: String,
+    /// To the service manager.
+    notices: Vec<String>,
+    /// Standard error is closed: it has ended.
+    ended: bool,
+}
+
+impl Heard {
+    fn change(&self, change: impl FnOnce(&mut Said)) {
+        change(&mut self.said.lock().unwrap_or_else(PoisonError::into_inner));
+        self.changed.notify_all();
+    }
 }
 
 impl Supervisor {
     /// Starts it, with a notification socket as systemd would give it.
-    pub fn start(mut command: Command, notify: PathBuf) -> Self {
-        let notices = UnixDatagram::bind(&notify).unwrap();
-        notices.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    fn start(mut command: Command, notify: &Path) -> Self {
+        let notices = UnixDatagram::bind(notify).unwrap();
         let mut process = command
-            .env("NOTIFY_SOCKET", &notify)
+            .env("NOTIFY_SOCKET", notify)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let log = Arc::new(Mutex::new(String::new()));
-        let (mut stderr, shared) = (process.stderr.take().unwrap(), Arc::clone(&log));
+        let heard = Arc::new(Heard::default());
+        let (mut stderr, shared) = (process.stderr.take().unwrap(), Arc::clone(&heard));
         let reader = thread::spawn(move || {
             let mut buffer = [0; 4096];
             while let Ok(read @ 1..) = stderr.read(&mut buffer) {
                 let text = String::from_utf8_lossy(buffer.get(..read).unwrap_or_default()).into_owned();
-                shared.lock().unwrap_or_else(PoisonError::into_inner).push_str(&text);
+                shared.change(|said| said.log.push_str(&text));
+            }
+            shared.change(|said| said.ended = true);
+        });
+        let (socket, shared) = (notices.try_clone().unwrap(), Arc::clone(&heard));
+        thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            // An empty one is ours, from `drop`.
+            while let Ok(read @ 1..) = socket.recv(&mut buffer) {
+                let text = String::from_utf8_lossy(buffer.get(..read).unwrap_or_default()).into_owned();
+                shared.change(|said| said.notices.extend(text.lines().map(str::to_owned)));
+                if shared.deaf.load(Ordering::Relaxed) {
+                    return;
+                }
             }
         });
-        Self { process, log, reader: Some(reader), notices, status: String::new() }
+        Self { process, heard, reader: Some(reader), notices }
     }
 
-    /// Waits until it says `READY=1`; `false` if it ends first.
-    pub fn wait_until_ready(&mut self) -> bool {
-        self.wait_for_notice("READY=1")
-    }
-
-    /// Waits until it says this; `false` if it ends first.
+    /// Waits until it has said this to the service manager since the last such wait; `false` if it ends first.
     pub fn wait_for_notice(&mut self, wanted: &str) -> bool {
         let deadline = Instant::now() + LONG;
-        let mut buffer = [0; 4096];
-        while Instant::now() < deadline {
-            if let Ok(read) = self.notices.recv(&mut buffer) {
-                let text = String::from_utf8_lossy(buffer.get(..read).unwrap_or_default()).into_owned();
-                let found = text.lines().any(|line| line == wanted);
-                self.status.push_str(&text);
-                self.status.push('\n');
-                if found {
-                    return true;
-                }
-            } else if self.process.try_wait().unwrap().is_some() {
+        let mut said = self.heard.said.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(at) = said.notices.iter().position(|line| line == wanted) {
+                said.notices.drain(..=at);
+                return true;
+            }
+            if said.ended {
                 return false;
             }
+            let left = deadline.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "the supervisor did not say '{wanted}' but {:?}", said.notices);
+            said = self.heard.changed.wait_timeout(said, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        panic!("the supervisor did not say '{wanted}' but:\n{}", self.status);
+    }
+
+    /// From the next notification on nobody reads them, as if the service manager were frozen.
+    pub fn leave_notices_unread(&self) {
+        self.heard.deaf.store(true, Ordering::Relaxed);
     }
 
     /// What it wrote to standard error so far.
     pub fn log(&self) -> String {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Sends it a signal.
-    pub fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.process), signal).unwrap();
+        self.heard.said.lock().unwrap_or_else(PoisonError::into_inner).log.clone()
     }
 
     /// Its pid.
     pub fn pid(&self) -> u32 {
         self.process.id()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.process), signal).unwrap();
     }
 
     /// Whether it runs.
@@ -413,17 +458,18 @@ impl Supervisor {
     /// Waits for its end; gives its status and all of its standard error.
     pub fn wait(&mut self) -> (ExitStatus, String) {
         let deadline = Instant::now() + LONG;
-        let status = loop {
-            if let Some(status) = self.process.try_wait().unwrap() {
-                break status;
-            }
-            assert!(Instant::now() < deadline, "the supervisor did not end:\n{}", self.log());
-            thread::sleep(Duration::from_millis(5));
-        };
+        let mut said = self.heard.said.lock().unwrap_or_else(PoisonError::into_inner);
+        while !said.ended {
+            let left = deadline.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "the supervisor did not end:\n{}", said.log);
+            said = self.heard.changed.wait_timeout(said, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let log = said.log.clone();
+        drop(said);
         if let Some(reader) = self.reader.take() {
             reader.join().unwrap();
         }
-        (status, self.log())
+        (self.process.wait().unwrap(), log)
     }
 }
 
@@ -432,5 +478,12 @@ impl Drop for Supervisor {
         // It may have ended already, as the test wanted.
         let _ = self.process.kill();
         let _ = self.process.wait();
+        // Lets the reader of its notifications go, unless its queue is full: then it has gone.
+        let _ = self.notices.set_nonblocking(true);
+        if let Ok(address) = self.notices.local_addr()
+            && let Some(path) = address.as_pathname()
+        {
+            let _ = self.notices.send_to(&[], path);
+        }
     }
 }

@@ -13,12 +13,12 @@ use zbus::zvariant::OwnedValue;
 use crate::scene::{LONG, SERVER_UNIT, SUPERVISOR_UNIT, Scene, WHILE};
 
 /// What must be true after a start that failed: an error, no command, no unit, no slot taken, no descriptor more.
-fn assert_start_failed(scene: &Scene, peer: &mut Peer, before: usize, why: &str) {
+fn assert_start_failed(scene: &Scene, peer: &mut Peer, why: &str) {
     let transcript = peer.read_to_end(LONG).unwrap();
     assert_eq!(transcript.error_code(), Some(ErrorCode::StartFailed), "{why}: {transcript:?}");
     assert_eq!(transcript.frames, 1, "{why}: {transcript:?}");
     assert_nothing_ran(scene, why);
-    scene.wait_for_descriptors(before, why);
+    scene.assert_idle(why);
 }
 
 /// No unit got a start frame, and none is loaded any more.
@@ -89,14 +89,13 @@ fn a_start_job_that_is_not_done_leaves_nothing_and_frees_the_slot() {
     let scene = Scene::with_sessions_max(1);
     scene.check_that_a_session_works();
     scene.fake.wait_until_empty();
-    let before = scene.descriptors();
     for word in ["failed", "timeout", "canceled", "dependency", "skipped", "collected", "once", "wobbly", ""] {
         scene.fake.with(|state| {
             state.units.clear();
             state.calls.clear();
             state.script.job = JobEnd::Word(word.into());
         });
-        assert_start_failed(&scene, &mut scene.asked(), before, &format!("job result '{word}'"));
+        assert_start_failed(&scene, &mut scene.asked(), &format!("job result '{word}'"));
     }
     scene.fake.with(|state| state.script.job = JobEnd::default());
     scene.check_that_a_session_works();
@@ -154,7 +153,6 @@ fn a_start_call_that_is_refused_fails_the_start_and_frees_the_slot() {
     let scene = Scene::with_sessions_max(1);
     scene.check_that_a_session_works();
     scene.fake.with(|state| state.units.clear());
-    let before = scene.descriptors();
     for (name, text) in [
         (NO_SUCH_UNIT, "what a full /run looks like"),
         ("org.freedesktop.systemd1.UnitExists", "a collision"),
@@ -164,10 +162,10 @@ fn a_start_call_that_is_refused_fails_the_start_and_frees_the_slot() {
         ("org.freedesktop.DBus.Error.LimitsExceeded", "too many"),
     ] {
         scene.fake.answer("StartTransientUnit", Answer::Error(name, text), 1);
-        assert_start_failed(&scene, &mut scene.asked(), before, name);
+        assert_start_failed(&scene, &mut scene.asked(), name);
     }
     scene.fake.answer("StartTransientUnit", Answer::Malformed, 1);
-    assert_start_failed(&scene, &mut scene.asked(), before, "a malformed answer");
+    assert_start_failed(&scene, &mut scene.asked(), "a malformed answer");
     scene.check_that_a_session_works();
 }
 
@@ -176,21 +174,20 @@ fn a_unit_whose_start_call_got_no_answer_is_found_and_stopped() {
     let scene = Scene::with_sessions_max(1);
     scene.check_that_a_session_works();
     scene.fake.with(|state| state.units.clear());
-    let before = scene.descriptors();
     scene.fake.answer("StartTransientUnit", Answer::LostReply, 1);
     let mut peer = scene.asked();
     let name = scene.fake.wait_for_start(&[]);
-    assert_start_failed_with_unit(&scene, &mut peer, before, &name);
+    assert_start_failed_with_unit(&scene, &mut peer, &name);
     scene.check_that_a_session_works();
 }
 
-fn assert_start_failed_with_unit(scene: &Scene, peer: &mut Peer, before: usize, name: &str) {
+fn assert_start_failed_with_unit(scene: &Scene, peer: &mut Peer, name: &str) {
     let transcript = peer.read_to_end(LONG).unwrap();
     assert_eq!(transcript.error_code(), Some(ErrorCode::StartFailed));
     scene.fake.wait_until_empty();
     scene.fake.with(|state| assert!(state.called("StopUnit", name) > 0, "{:#?}", state.calls));
     assert_nothing_ran(scene, "a start whose answer was lost");
-    scene.wait_for_descriptors(before, "a start whose answer was lost");
+    scene.assert_idle("a start whose answer was lost");
 }
 
 #[test]
@@ -202,7 +199,10 @@ fn a_start_that_is_carried_out_after_it_was_given_up_is_stopped_and_runs_nothing
     assert_eq!(transcript.error_code(), Some(ErrorCode::StartFailed));
     scene.check_that_a_session_works();
     scene.fake.wait_until_empty();
-    scene.fake.with(|state| state.units.clear());
+    scene.fake.with(|state| {
+        state.units.clear();
+        state.calls.clear();
+    });
 
     scene.fake.release();
 
@@ -226,13 +226,12 @@ fn a_start_whose_job_does_not_end_is_given_up_and_stopped() {
 #[test]
 fn the_launchers_refusal_reaches_the_client_with_its_own_word() {
     let scene = Scene::set();
-    let before = scene.descriptors();
     for code in [ErrorCode::BadCwd, ErrorCode::StartFailed] {
         scene.fake.with(|state| state.script.launcher = Launcher::Refuses(code, "no such directory here"));
         let transcript = scene.asked().read_to_end(LONG).unwrap();
         assert_eq!(transcript.error, Some((code, "no such directory here".to_owned())));
         scene.fake.wait_until_empty();
-        scene.wait_for_descriptors(before, "the launcher's refusal");
+        scene.assert_idle("the launcher's refusal");
     }
 }
 
@@ -240,7 +239,6 @@ fn the_launchers_refusal_reaches_the_client_with_its_own_word() {
 fn a_launcher_that_gives_no_proper_answer_fails_the_start() {
     let scene = Scene::set();
     scene.check_that_a_session_works();
-    let before = scene.descriptors();
     let started = encode(Kind::Started, b"groups=dropped landlock=6 scope=signal,abstract").unwrap();
     for (what, launcher) in [
         ("it leaves", Launcher::Leaves),
@@ -259,7 +257,7 @@ fn a_launcher_that_gives_no_proper_answer_fails_the_start() {
         assert_eq!(transcript.error_code(), Some(ErrorCode::StartFailed), "{what}: {transcript:?}");
         assert_eq!(transcript.frames, 1, "{what}: {transcript:?}");
         scene.fake.wait_until_empty();
-        scene.wait_for_descriptors(before, what);
+        scene.assert_idle(what);
     }
     scene.fake.with(|state| state.script.launcher = Launcher::Echo);
     scene.check_that_a_session_works();
@@ -297,7 +295,6 @@ fn input_sent_with_the_start_frame_is_held_and_arrives_in_order() {
 fn a_client_that_leaves_during_the_start_cancels_it() {
     let scene = Scene::set();
     scene.check_that_a_session_works();
-    let before = scene.descriptors();
     for how in ["close", "half-close"] {
         scene.fake.with(|state| {
             state.script.job = JobEnd::Held;
@@ -312,7 +309,7 @@ fn a_client_that_leaves_during_the_start_cancels_it() {
         }
         scene.fake.wait("the unit to be stopped", |state| (state.called("StopUnit", &name) > 0).then_some(()));
         assert_nothing_ran(&scene, how);
-        scene.wait_for_descriptors(before, how);
+        scene.assert_idle(how);
     }
 }
 

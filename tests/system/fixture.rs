@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use opencode_pty::frame::message::Exit;
-use support::host::{self, Host, WORKSPACE};
+use support::host::{Host, WORKSPACE};
 use support::peer::{Peer, Transcript};
 use support::standin::{CONTROL_PATH, Standin};
 
@@ -45,7 +45,7 @@ impl Fixture {
 
     /// A host whose server or supervisor this test ends: the stand-in is another process afterwards.
     pub fn restart_what_ended(&mut self) {
-        host::start(&self.host).unwrap();
+        self.root("systemctl start opencode-pty-supervisor.service opencode-v2.service");
         self.standin = standin_of(&self.host);
     }
 
@@ -130,7 +130,7 @@ impl Fixture {
     /// What is left of a unit, in words; empty when nothing is.
     fn left_of(&self, unit: &str) -> String {
         self.root(&format!(
-            "state=$(systemctl show --property=LoadState,ActiveState,Job {unit} | sort | tr '\\n' ' ')
+            "state=$(systemctl show --property=LoadState,ActiveState {unit} | sort | tr '\\n' ' ')
             [ \"$state\" = 'ActiveState=inactive LoadState=not-found ' ] || echo \"unit $state\"
             find /sys/fs/cgroup -type d -name {unit} 2>/dev/null
             find /run/systemd/transient -name '{unit}*'"

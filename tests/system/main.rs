@@ -11,6 +11,8 @@ mod directory;
 mod ending;
 mod fixture;
 mod frames;
+mod hardening;
+mod outside;
 mod output;
 mod session;
 mod threats;

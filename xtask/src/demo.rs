@@ -38,6 +38,9 @@ const STANDIN_START_MAX: Duration = Duration::from_secs(10);
 /// What a terminal's driver takes for the end of input.
 const END_OF_INPUT: u8 = 4;
 
+/// How often the end of input is typed again. Chosen: a person would wait as long.
+const END_AGAIN: Duration = Duration::from_secs(1);
+
 /// How the tour names the child that tries to get away.
 const DETACHED: &str = "detached child: pid ";
 
@@ -48,13 +51,13 @@ show tty
 show id
 show pwd
 show cat /proc/self/cgroup
-show env
-show stty -a
+show stty -a | head -n 3
 echo
-echo '# a child in a session of its own, deaf to HUP and TERM: a plain kill would miss it'
-setsid sh -c 'trap "" HUP TERM; echo "detached child: pid $$"; exec sleep 1000' &
-while ! ps -e -o args | grep -q '^sleep 1000$'; do sleep 0.01; done
-ps -e -o pid,ppid,sid,tty,args | grep -e PID -e '[s]leep 1000'
+setsid sleep 1000 &
+child=$!
+while [ "$(ps -o sid= -p $child | tr -d ' ')" != $child ]; do sleep 0.01; done
+echo "detached child: pid $child, in a session of its own and without a terminal:"
+ps -o pid,ppid,sid,tty,args -p $child
 "#;
 
 pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
@@ -100,7 +103,7 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
 /// A host with the product on it, told in a line each.
 fn boot(suite: Suite) -> Result<Host, Failure> {
     let say = |line: &str| eprintln!("demo: {line}");
-    say("building the product and the stand-in server (the first time takes a few minutes)");
+    say("building the product and the stand-in server, if they have changed; the first time takes a few minutes");
     let product = host::build_product()?;
     let standin = host::build_standin()?;
     let name = format!("demo-{}", std::process::id());
@@ -162,7 +165,7 @@ impl Session {
     }
 }
 
-/// Types what comes on standard input. Its end is no disconnect: a terminal's end of input is typed instead, once.
+/// Types what comes on standard input. Its end is no disconnect: a terminal's end of input is typed instead.
 fn forward_input(sender: &Sender, is_terminal: bool) {
     let mut stdin = std::io::stdin().lock();
     let mut buffer = [0; 4096];
@@ -177,18 +180,23 @@ fn forward_input(sender: &Sender, is_terminal: bool) {
         }
         last = typed.last().copied().unwrap_or(last);
     }
-    if !is_terminal {
-        // In the middle of a line the first one only ends the line.
-        let ends: &[u8] = if last == b'\n' { &[END_OF_INPUT] } else { &[END_OF_INPUT, END_OF_INPUT] };
-        // Nobody to tell: the session may be over.
-        let _ = sender.input(ends);
+    if is_terminal {
+        return;
+    }
+    // In the middle of a line the first one only ends the line.
+    let mut ends: &[u8] = if last == b'\n' { &[END_OF_INPUT] } else { &[END_OF_INPUT, END_OF_INPUT] };
+    // Each program that reads takes one, so the end has to stay there for the next.
+    while sender.input(ends).is_ok() {
+        ends = &[END_OF_INPUT];
+        thread::sleep(END_AGAIN);
     }
 }
 
 /// Looks from outside, as root of the host, for the child that the tour left behind.
 fn show_that_it_is_gone(host: &Host, session: &Session) -> Result<(), Failure> {
     let output = String::from_utf8_lossy(&session.output);
-    let pid = output.split(DETACHED).nth(1).and_then(|rest| rest.split_whitespace().next()?.parse::<u32>().ok());
+    let not_a_digit = |letter: char| !letter.is_ascii_digit();
+    let pid = output.split(DETACHED).nth(1).and_then(|rest| rest.split(not_a_digit).next()?.parse::<u32>().ok());
     let pid = pid.ok_or_else(|| "the tour did not show a detached child".to_owned())?;
     if host.path(format!("/proc/{pid}")).exists() {
         return Err(Failure::Failed(format!("the detached child {pid} is still there")));

@@ -11,7 +11,8 @@ use crate::args::Args;
 const USAGE: &str = "\
 Usage: cargo xtask host up|shell|down [--suite bookworm|trixie] [--name NAME] [--bare]
 
-  up     boot a host, install the product and the stand-in server on it, start both
+  up     boot a host, install the product and the stand-in server on it, start both; if it is up already: install
+         both anew, restart both
   shell  a root shell on it
   down   end it; nothing is left
 
@@ -47,10 +48,14 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
 
 fn up(options: &BootOptions, bare: bool) -> Result<ExitCode, Failure> {
     let binaries = if bare { None } else { Some((host::build_product()?, host::build_standin()?)) };
-    let host = Host::boot(options, &mut |line| eprintln!("{line}"))?;
+    let host = match Host::attach(&options.name) {
+        Ok(host) => host,
+        Err(_) => Host::boot(options, &mut |line| eprintln!("{line}"))?,
+    };
     if let Some((product, standin)) = binaries {
         host::install(&host, &product)?;
         host::install_standin(&host, &standin)?;
+        host.sh_ok("systemctl stop opencode-v2.service opencode-pty-supervisor.service")?;
         host::start(&host)?;
     }
     println!("{host} is up; its systemd is process {}", host.leader());

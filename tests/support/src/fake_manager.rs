@@ -131,11 +131,11 @@ pub enum Launcher {
     Runs(Program),
     /// Answers with an error and ends with 71.
     Refuses(ErrorCode, &'static str),
-    /// Answers with these bytes and waits for its terminal to be closed.
+    /// Answers with these bytes and then stays, whatever becomes of its terminal.
     Says(Vec<u8>),
     /// Reads the frame and leaves without an answer.
     Leaves,
-    /// Reads the frame, says nothing, waits for its terminal to be closed.
+    /// Reads the frame, says nothing and stays.
     IsSilent,
 }
 
@@ -622,14 +622,10 @@ impl FakeManager {
             }
             Launcher::Says(bytes) => {
                 let _ = socket.write_all(&bytes);
-                let _ = io::copy(&mut socket, &mut io::sink());
-                Some((1, 71, "exit-code"))
+                None
             }
             Launcher::Leaves => Some((1, 71, "exit-code")),
-            Launcher::IsSilent => {
-                let _ = io::copy(&mut socket, &mut io::sink());
-                Some((1, 71, "exit-code"))
-            }
+            Launcher::IsSilent => None,
         }
     }
 }

@@ -1,5 +1,9 @@
 //! Test support.
 
+/// A connection's receiving side under any sequence of sends, and a model of it.
+pub mod connection_model;
+/// What must hold for any bytes a decoder is given.
+pub mod decoders;
 /// Bytes and descriptors over a Unix socket, with deadlines.
 pub mod descriptors;
 /// A service manager that says what a test wants, on a private bus.
@@ -7,5 +11,7 @@ pub mod fake_manager;
 pub mod host;
 /// A test's side of the protocol.
 pub mod peer;
+/// Random numbers that are the same on every run.
+pub mod random;
 /// Plays the server.
 pub mod standin;

@@ -1,11 +1,16 @@
 //! Builds what a host is given: static binaries, so that one build runs on every suite.
 
+use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 use super::Error;
 
-const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// Named, so that what cargo builds to run here (build scripts, macros) is not built with [`STATIC`].
+const TRIPLE: &str = "x86_64-unknown-linux-gnu";
+
+/// The flags of a binary that needs nothing of its host but the kernel.
+const STATIC: &str = "-C target-feature=+crt-static";
 
 /// The workspace's directory.
 pub fn workspace() -> PathBuf {
@@ -20,31 +25,48 @@ pub fn target() -> PathBuf {
 
 /// Builds the product as it is shipped; the path of the binary.
 pub fn build_product() -> Result<PathBuf, Error> {
-    build("opencode-pty", "opencode-pty", "release")
+    let target = target().join("static");
+    let mut build = cargo(&["build", "--package", "opencode-pty", "--bin", "opencode-pty", "--release"]);
+    build.args(["--target", TRIPLE, "--target-dir"]).arg(&target).env("RUSTFLAGS", STATIC);
+    run(&mut build, "build opencode-pty")?;
+    Ok(target.join(TRIPLE).join("release/opencode-pty"))
 }
 
 /// Builds the stand-in server; the path of the binary.
 ///
-/// Apart from the product, so that what its dependencies ask of theirs does not get into the product.
+/// Apart from the product, so that what its dependencies ask of theirs does not get into the product. Only the last step is
+/// different from a plain build, so that a plain build's libraries serve.
 pub fn build_standin() -> Result<PathBuf, Error> {
-    build("support", "opencode-standin", "dev")
+    let doing = "build opencode-standin";
+    let binary = ["--package", "support", "--bin", "opencode-standin"];
+    let mut build = cargo(&["rustc"]);
+    build.args(binary).arg("--").args(STATIC.split(' '));
+    run(&mut build, doing)?;
+    // Where cargo puts it, the next plain build puts another.
+    let copy = target().join("static/opencode-standin");
+    std::fs::create_dir_all(target().join("static"))
+        .and_then(|()| std::fs::copy(target().join("debug/opencode-standin"), &copy))
+        .map_err(Error::system(doing))?;
+    Ok(copy)
 }
 
-fn build(package: &str, binary: &str, profile: &str) -> Result<PathBuf, Error> {
-    let doing = format!("build {binary}");
-    let workspace = workspace();
-    let target = target().join("static");
-    let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--quiet", "--package", package, "--bin", binary, "--profile", profile, "--target", TARGET])
-        .arg("--target-dir")
-        .arg(&target)
-        .current_dir(&workspace)
-        .env("RUSTFLAGS", "-C target-feature=+crt-static")
-        .output()
-        .map_err(Error::system(doing.clone()))?;
-    if !output.status.success() {
-        return Err(Error::failed(doing, format!("{}\n{}", output.status, String::from_utf8_lossy(&output.stderr))));
+fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(arguments).current_dir(workspace()).stdin(Stdio::null()).stdout(Stdio::null());
+    command
+}
+
+/// Runs cargo: with its own progress if somebody watches, otherwise silently.
+fn run(cargo: &mut Command, doing: &str) -> Result<(), Error> {
+    let watched = std::io::stderr().is_terminal();
+    if !watched {
+        cargo.env("CARGO_TERM_QUIET", "true");
     }
-    let directory = if profile == "dev" { "debug" } else { profile };
-    Ok(target.join(TARGET).join(directory).join(binary))
+    let stderr = if watched { Stdio::inherit() } else { Stdio::piped() };
+    let output =
+        cargo.stderr(stderr).spawn().and_then(Child::wait_with_output).map_err(Error::system(doing.to_owned()))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(Error::failed(doing, format!("{}\n{}", output.status, String::from_utf8_lossy(&output.stderr))))
 }

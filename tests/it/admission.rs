@@ -42,7 +42,7 @@ fn a_main_pid_that_is_not_the_peers_closes_it_without_a_word() {
         .fake
         .wait("the server's unit to be read again", |state| (state.called("GetAll", SERVER_UNIT) > 1).then_some(()));
     // The answer may still be on its way to the supervisor: then it knows the peer's pid and gives it a word.
-    let refusals: Vec<_> = (0..20).map(|_| refusal(&scene)).take_while(|code| code.is_some()).collect();
+    let refusals: Vec<_> = (0..20).map(|_| refusal(&scene)).take_while(Option::is_some).collect();
     assert!(refusals.len() < 20, "{refusals:?}");
     assert!(refusals.iter().all(|code| *code == Some(ErrorCode::Unauthenticated)), "{refusals:?}");
 }
@@ -251,7 +251,7 @@ fn strangers_in_any_number_take_nothing_from_the_server() {
                 })
             })
             .collect();
-        let probes = scope.spawn(|| {
+        let probing = scope.spawn(|| {
             // More than the minute's quota of those that are the account.
             let loops = "i=0; while [ $i -lt 150 ]; do \"$0\" probe \"$1\"; i=$((i + 1)); done";
             let (program, socket) = (scene.path("opencode-standin"), scene.socket());
@@ -261,7 +261,7 @@ fn strangers_in_any_number_take_nothing_from_the_server() {
         for _ in 0..20 {
             scene.check_that_a_session_works();
         }
-        let probed = probes.join().unwrap();
+        let probed = probing.join().unwrap();
         assert_eq!(probed.text().lines().filter(|line| *line != "closed").count(), 0, "{}", probed.text());
         scene.check_that_a_session_works();
         ended.store(true, Ordering::Relaxed);

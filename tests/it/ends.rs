@@ -1,14 +1,14 @@
 //! Bytes both ways, and how a session ends: by itself, by a stop, by a disconnect, by somebody else.
 
 use std::io::{Read, Write};
-use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 
 use opencode_pty::frame::message::{ErrorCode, Exit};
+use opencode_pty::frame::{Kind, encode};
 use support::fake_manager::{Launcher, Stopping};
 use support::peer::{Frame, PeerError};
 
-use crate::scene::{LONG, Scene, WHILE};
+use crate::scene::{LONG, SOON, Scene, WHILE};
 
 #[test]
 fn every_byte_of_the_output_comes_before_the_exit_record() {
@@ -57,26 +57,51 @@ fn a_connection_is_closed_by_the_supervisor_even_if_its_client_does_not() {
 }
 
 #[test]
-fn a_unit_that_reads_as_ended_before_its_last_output_was_read_loses_none_of_it() {
+fn output_that_a_slow_client_has_not_read_when_the_unit_ends_is_not_lost() {
     let scene = Scene::set();
-    let (ready, when_ready) = mpsc::channel();
-    let ready = Mutex::new(ready);
-    // Its duplicate of the terminal stays open for a moment after the manager has said that the unit has ended.
-    scene.fake.with(|state| {
-        state.script.launcher = Launcher::runs(move |terminal| {
-            let _ = terminal.socket.write_all(&vec![b'x'; 300_000]);
-            let _ = ready.lock().unwrap().send(());
-            (1, 0, "success")
-        });
-    });
+    scene.fake.with(|state| state.script.launcher = Launcher::shows(vec![b'x'; 300_000], (1, 0, "success")));
     let mut peer = scene.asked();
     peer.started(LONG).unwrap();
-    // The client reads nothing yet: the program is stuck in its write, so the manager's word comes first.
     std::thread::sleep(WHILE);
     let transcript = peer.read_to_end(LONG).unwrap();
-    when_ready.recv_timeout(LONG).unwrap();
     assert_eq!(transcript.output.len(), 300_000);
     assert_eq!(transcript.exit, Some(Exit::new(1, 0, "success").unwrap()));
+}
+
+#[test]
+fn a_terminal_that_somebody_keeps_open_is_drained_and_given_up_in_the_end() {
+    let scene = Scene::set();
+    scene.fake.with(|state| state.script.launcher = Launcher::Says(started_frame()));
+    let (mut peer, name) = scene.session();
+    let mut kept = scene.fake.end_unit_with_its_terminal_kept(&name, (1, 4, "exit-code")).unwrap();
+    kept.write_all(b"from the grave").unwrap();
+    assert_eq!(peer.output_until(b"from the grave", LONG).unwrap(), b"from the grave");
+    let transcript = peer.read_to_end(LONG).unwrap();
+    assert_eq!(transcript.exit, Some(Exit::new(1, 4, "exit-code").unwrap()));
+    // What was shut down can't be written to any more, so nobody waits at it.
+    assert!(kept.write_all(b"x").is_err());
+    drop((kept, peer));
+    scene.assert_idle("a terminal that was kept open");
+}
+
+/// The launcher's answer as bytes.
+fn started_frame() -> Vec<u8> {
+    encode(Kind::Started, b"groups=dropped landlock=6 scope=signal,abstract").unwrap()
+}
+
+#[test]
+fn an_error_ends_the_connection_at_once() {
+    let scene = Scene::set();
+    scene.fake.with(|state| state.script.launcher = Launcher::Refuses(ErrorCode::BadCwd, "no"));
+    let mut failed = scene.asked();
+    assert!(matches!(failed.next_frame(LONG).unwrap(), Frame::Error(ErrorCode::BadCwd, _)));
+    assert_eq!(failed.next_frame(SOON).unwrap(), Frame::Closed);
+
+    scene.fake.with(|state| state.script.launcher = Launcher::Echo);
+    let (mut running, _) = scene.session();
+    running.send_raw(b"nonsense, at least twelve bytes of it", &[]).unwrap();
+    assert!(matches!(running.next_frame(LONG).unwrap(), Frame::Error(ErrorCode::BadFrame, _)));
+    assert_eq!(running.next_frame(SOON).unwrap(), Frame::Closed);
 }
 
 #[test]
@@ -173,12 +198,8 @@ fn a_client_that_does_not_read_stops_the_program_and_nobody_else() {
     scene.check_that_a_session_works();
 
     // And a disconnect is noticed although both directions are blocked.
-    while stalled
-        .sender()
-        .send_now(&opencode_pty::frame::encode(opencode_pty::frame::Kind::Input, &[b'i'; 32_768]).unwrap())
-        .unwrap()
-        > 0
-    {}
+    let input = encode(Kind::Input, &vec![b'i'; 32_768]).unwrap();
+    while stalled.sender().send_now(&input).unwrap() > 0 {}
     drop(stalled);
     scene.fake.wait("the flooding unit to be stopped", |state| (state.called("StopUnit", &name) > 0).then_some(()));
     scene.fake.wait_until_empty();

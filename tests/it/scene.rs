@@ -20,6 +20,8 @@ use support::standin::Standin;
 
 /// Longer than anything here takes; only a failing test waits this long.
 pub const LONG: Duration = Duration::from_mins(1);
+/// For what is to happen at once, on a loaded machine; below every wait of the product's own.
+pub const SOON: Duration = Duration::from_secs(3);
 /// How long to watch for something that must not happen. A test can't wait for an event that does not come.
 pub const WHILE: Duration = Duration::from_millis(300);
 /// The account that everything but the supervisor runs as: on every Debian, with a group of its own.
@@ -92,7 +94,9 @@ impl Scene {
         let ready = scene.supervisor().wait_for_notice("READY=1");
         assert!(ready, "the supervisor ended before it was ready:\n{}", scene.supervisor().log());
         // From here on it knows the server's main process, and has all that it needs to wait for sessions.
-        scene.fake.wait("the server's unit to be read", |state| (state.called("GetAll", SERVER_UNIT) > 0).then_some(()));
+        scene
+            .fake
+            .wait("the server's unit to be read", |state| (state.called("GetAll", SERVER_UNIT) > 0).then_some(()));
         scene.idle_descriptors = scene.descriptors();
         scene
     }

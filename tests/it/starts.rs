@@ -13,8 +13,9 @@ use zbus::zvariant::OwnedValue;
 use crate::scene::{LONG, SERVER_UNIT, SUPERVISOR_UNIT, Scene, WHILE};
 
 /// What must be true after a start that failed: an error, no command, no unit, no slot taken, no descriptor more.
-fn assert_start_failed(scene: &Scene, peer: &mut Peer, why: &str) {
+fn assert_start_failed(scene: &Scene, mut peer: Peer, why: &str) {
     let transcript = peer.read_to_end(LONG).unwrap();
+    drop(peer);
     assert_eq!(transcript.error_code(), Some(ErrorCode::StartFailed), "{why}: {transcript:?}");
     assert_eq!(transcript.frames, 1, "{why}: {transcript:?}");
     assert_nothing_ran(scene, why);
@@ -95,7 +96,7 @@ fn a_start_job_that_is_not_done_leaves_nothing_and_frees_the_slot() {
             state.calls.clear();
             state.script.job = JobEnd::Word(word.into());
         });
-        assert_start_failed(&scene, &mut scene.asked(), &format!("job result '{word}'"));
+        assert_start_failed(&scene, scene.asked(), &format!("job result '{word}'"));
     }
     scene.fake.with(|state| state.script.job = JobEnd::default());
     scene.check_that_a_session_works();
@@ -162,10 +163,10 @@ fn a_start_call_that_is_refused_fails_the_start_and_frees_the_slot() {
         ("org.freedesktop.DBus.Error.LimitsExceeded", "too many"),
     ] {
         scene.fake.answer("StartTransientUnit", Answer::Error(name, text), 1);
-        assert_start_failed(&scene, &mut scene.asked(), name);
+        assert_start_failed(&scene, scene.asked(), name);
     }
     scene.fake.answer("StartTransientUnit", Answer::Malformed, 1);
-    assert_start_failed(&scene, &mut scene.asked(), "a malformed answer");
+    assert_start_failed(&scene, scene.asked(), "a malformed answer");
     scene.check_that_a_session_works();
 }
 
@@ -175,14 +176,15 @@ fn a_unit_whose_start_call_got_no_answer_is_found_and_stopped() {
     scene.check_that_a_session_works();
     scene.fake.with(|state| state.units.clear());
     scene.fake.answer("StartTransientUnit", Answer::LostReply, 1);
-    let mut peer = scene.asked();
+    let peer = scene.asked();
     let name = scene.fake.wait_for_start(&[]);
-    assert_start_failed_with_unit(&scene, &mut peer, &name);
+    assert_start_failed_with_unit(&scene, peer, &name);
     scene.check_that_a_session_works();
 }
 
-fn assert_start_failed_with_unit(scene: &Scene, peer: &mut Peer, name: &str) {
+fn assert_start_failed_with_unit(scene: &Scene, mut peer: Peer, name: &str) {
     let transcript = peer.read_to_end(LONG).unwrap();
+    drop(peer);
     assert_eq!(transcript.error_code(), Some(ErrorCode::StartFailed));
     scene.fake.wait_until_empty();
     scene.fake.with(|state| assert!(state.called("StopUnit", name) > 0, "{:#?}", state.calls));

@@ -12,7 +12,7 @@ mod ending;
 mod fixture;
 mod frames;
 mod hardening;
-mod outside;
 mod output;
+mod outside;
 mod session;
 mod threats;

@@ -57,11 +57,9 @@ impl Running {
         command.args(["--quiet", "--collect", &format!("--unit={unit}"), &format!("--property=User={user}")]);
         text(&command.args(["--", "/usr/bin/python3", "-c", &program.replace('$', "$$")]).output().unwrap());
         let running = Self { host: again(&fixture.host), unit };
-        wait_until(&format!("{} to be ready", running.unit), SOON, || {
-            match std::fs::read(fixture.host.path(&ready)) {
-                Ok(bytes) if !bytes.is_empty() => Ok(()),
-                _ => Err(fixture.root(&format!("systemctl status --no-pager {} || true", running.unit))),
-            }
+        wait_until(&format!("{} to be ready", running.unit), SOON, || match std::fs::read(fixture.host.path(&ready)) {
+            Ok(bytes) if !bytes.is_empty() => Ok(()),
+            _ => Err(fixture.root(&format!("systemctl status --no-pager {} || true", running.unit))),
         });
         fixture.root(&format!("rm {ready}"));
         running
@@ -129,7 +127,9 @@ impl RestartAtEnd {
 impl Drop for RestartAtEnd {
     fn drop(&mut self) {
         let units = format!("{SUPERVISOR} {SERVER}");
-        let _ = self.host.sh(&format!("systemctl reset-failed {units}; systemctl restart {SUPERVISOR}; systemctl restart {SERVER}"));
+        let _ = self
+            .host
+            .sh(&format!("systemctl reset-failed {units}; systemctl restart {SUPERVISOR}; systemctl restart {SERVER}"));
         let _ = support::host::start(&self.host);
     }
 }

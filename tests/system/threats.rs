@@ -14,13 +14,15 @@ use support::host::{PASSWORD_CANARY, WORKSPACE};
 use support::standin::Probed;
 
 use crate::fixture::{Fixture, PLACES, RUNTIME, SOON, Session, at_a_time, exited, side_by_side, wait_until};
-use crate::outside::{
-    DropIn, Naive, PROBE, RestartAtEnd, Running, SERVER, SUPERVISOR, outside, outside_command, text,
-};
+use crate::outside::{DropIn, Naive, PROBE, RestartAtEnd, Running, SERVER, SUPERVISOR, outside, outside_command, text};
 
 /// Says for each way to a path whether something answers there: `WAY open`, `WAY shut`.
 fn lines_with<'a>(text: &'a str, word: &str) -> Vec<&'a str> {
-    text.lines().filter_map(|line| line.split_once(": ")).filter(|(_, told)| told.starts_with(word)).map(|(way, _)| way).collect()
+    text.lines()
+        .filter_map(|line| line.split_once(": "))
+        .filter(|(_, told)| told.starts_with(word))
+        .map(|(way, _)| way)
+        .collect()
 }
 
 fn opened(text: &str) -> Vec<&str> {
@@ -288,7 +290,8 @@ const SIGNAL_WAYS: usize = 7;
 
 /// Whether sessions are held by scopes here (Landlock ABI 6).
 fn has_scopes(fixture: &Fixture) -> bool {
-    let journal = fixture.root(&format!("journalctl --no-pager -o cat -u {SUPERVISOR} | grep 'started for' | tail -n 1"));
+    let journal =
+        fixture.root(&format!("journalctl --no-pager -o cat -u {SUPERVISOR} | grep 'started for' | tail -n 1"));
     assert!(journal.contains("landlock="), "{journal}");
     journal.contains("scope=signal,abstract")
 }
@@ -465,7 +468,8 @@ fn t08_sessions_end_with_a_supervisor_that_is_killed_and_the_next_one_serves() {
     // What is bound to nobody stays.
     let unbound = Running::start(&fixture, "test-bound-to-nobody", &["User=byk"], &["sleep", "600"]);
     let mut sessions = [(); 3].map(|()| {
-        let mut session = fixture.start_sh("trap '' TERM HUP; (setsid sleep 601 &); echo ready; while :; do sleep 602; done");
+        let mut session =
+            fixture.start_sh("trap '' TERM HUP; (setsid sleep 601 &); echo ready; while :; do sleep 602; done");
         session.line("ready");
         session
     });
@@ -518,7 +522,11 @@ fn t08_a_new_supervisor_ends_orphans_by_exact_name_and_owner_and_nothing_else() 
     fixture.remove_at_end("/run/test-gate");
     fixture.root(&format!("mkfifo /run/test-gate; systemctl stop {SUPERVISOR}"));
     // The supervisor is about to start, and they run before it looks: the manager itself has no reason to stop them.
-    for (name, properties) in orphans.iter().map(|name| (name, bound.as_str())).chain(look_alikes.iter().map(|(name, properties)| (name, *properties))) {
+    for (name, properties) in orphans
+        .iter()
+        .map(|name| (name, bound.as_str()))
+        .chain(look_alikes.iter().map(|(name, properties)| (name, *properties)))
+    {
         fixture.root(&format!("systemd-run --quiet --no-block --collect --unit={name} {properties} sleep 600"));
     }
     wait_until("all of them to run", SOON, || {
@@ -637,7 +645,8 @@ for number in 1, 2:
     let program = listen_at(&["/run/docker.sock"], 0o666);
     let daemon = Running::python(&fixture, "root", &program);
     // A mask on the socket alone: it hides what was there, and not what comes.
-    let mut command = outside_command(&fixture, &["InaccessiblePaths=/run/docker.sock"], &["/usr/bin/python3", "-c", TWICE]);
+    let mut command =
+        outside_command(&fixture, &["InaccessiblePaths=/run/docker.sock"], &["/usr/bin/python3", "-c", TWICE]);
     let mut masked = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let (mut input, mut output) = (masked.stdin.take().unwrap(), BufReader::new(masked.stdout.take().unwrap()).lines());
     let mut session = fixture.start(&["/usr/bin/python3", "-c", TWICE]);
@@ -710,7 +719,10 @@ fn t10_a_session_that_gets_through_to_the_supervisor_is_closed_without_a_word() 
 fn counted(fixture: &Fixture) -> (Session, String) {
     let scratch = fixture.scratch();
     let dir = fixture.standin.open(&scratch).unwrap();
-    let mut peer = fixture.standin.start_in(dir, RUNTIME, &["/bin/sh", "-c", "echo run >>runs; echo ready; exec sleep 600"]).unwrap();
+    let mut peer = fixture
+        .standin
+        .start_in(dir, RUNTIME, &["/bin/sh", "-c", "echo run >>runs; echo ready; exec sleep 600"])
+        .unwrap();
     let unit = peer.started(SOON).unwrap();
     let mut session = Session { peer, unit };
     session.line("ready");
@@ -739,7 +751,11 @@ fn t11_a_restart_of_the_supervisor_runs_no_command_again() {
         fixture.root(&format!("systemctl {verb} {SUPERVISOR}"));
 
         wait_until("the twin's command to run again", SOON, || {
-            if runs(&fixture, &twin) == 2 { Ok(()) } else { Err(fixture.root(&format!("systemctl status {} || true", running.unit))) }
+            if runs(&fixture, &twin) == 2 {
+                Ok(())
+            } else {
+                Err(fixture.root(&format!("systemctl status {} || true", running.unit)))
+            }
         });
         drop(running);
         session.read_to_end();
@@ -764,7 +780,11 @@ fn t11_a_restart_of_a_sessions_unit_does_not_run_its_command_again() {
         });
         fixture.root(&format!("systemctl {verb} {}", running.unit));
         wait_until("the twin's command to run again", SOON, || {
-            if runs(&fixture, &twin) == 2 { Ok(()) } else { Err(fixture.root(&format!("systemctl status {} || true", running.unit))) }
+            if runs(&fixture, &twin) == 2 {
+                Ok(())
+            } else {
+                Err(fixture.root(&format!("systemctl status {} || true", running.unit)))
+            }
         });
         drop(running);
 
@@ -813,16 +833,26 @@ fn t12_what_a_session_is_asked_to_run_can_be_read_of_the_command_itself_alone() 
     let seen = readable_by_eve(&fixture, &running.unit);
     let found: Vec<&str> = seen.iter().filter(|(_, text)| text.contains(&twin)).map(|(name, _)| *name).collect();
     for place in ["show", "cat", "transient", "properties", "cmdline", "list"] {
-        assert!(found.contains(&place), "{place} does not show what a plain unit runs, so this test tries nothing: {found:?}");
+        assert!(
+            found.contains(&place),
+            "{place} does not show what a plain unit runs, so this test tries nothing: {found:?}"
+        );
     }
     drop(running);
 
     let script = "export X=$2; (sleep 600; :) & echo ready; read line; wait";
     let mut session = fixture.start(&["/bin/sh", "-c", script, "sh", &argument, &variable]);
     session.line("ready");
-    let words = [argument.clone(), variable, encode_word(&argument), argument.escape_unicode().to_string(), "OPENCODE_PTY_ARGV".to_owned()];
+    let words = [
+        argument.clone(),
+        variable,
+        encode_word(&argument),
+        argument.escape_unicode().to_string(),
+        "OPENCODE_PTY_ARGV".to_owned(),
+    ];
     for (name, text) in readable_by_eve(&fixture, &session.unit) {
-        let lines: Vec<&str> = text.lines().filter(|line| words.iter().any(|word| line.contains(word.as_str()))).collect();
+        let lines: Vec<&str> =
+            text.lines().filter(|line| words.iter().any(|word| line.contains(word.as_str()))).collect();
         if name == "cmdline" {
             // Inherent: a command's own command line, and that of what it forks without executing anything else.
             let own = format!("/bin/sh -c {script} sh {argument}");
@@ -834,7 +864,8 @@ fn t12_what_a_session_is_asked_to_run_can_be_read_of_the_command_itself_alone() 
     }
     session.stop_and_read();
     let journal = fixture.root("journalctl --no-pager --output=verbose --all --boot");
-    let lines: Vec<&str> = journal.lines().filter(|line| words.iter().any(|word| line.contains(word.as_str()))).collect();
+    let lines: Vec<&str> =
+        journal.lines().filter(|line| words.iter().any(|word| line.contains(word.as_str()))).collect();
     assert_eq!(lines, Vec::<&str>::new());
     assert!(journal.contains(&session.unit), "the journal does name the session");
 }
@@ -922,7 +953,7 @@ fn t17_nobody_can_declare_himself_the_server() {
         assert_eq!(claim(&fixture, "once"), "ignored\nclosed\n");
     }
     let _restart = RestartAtEnd::new(&fixture);
-    let drop_in = DropIn::new(&fixture, SERVER, "[Service]\nNotifyAccess=all");
+    let drop_in = DropIn::new(&fixture, SERVER, "[Service]\nNotifyAccess=all\nTimeoutStopSec=1s");
 
     // From the reload on, before any child has claimed anything: even the server is not believed.
     let dir = fixture.standin.open(WORKSPACE).unwrap();
@@ -984,8 +1015,11 @@ fn t22_a_session_sets_its_own_limits_and_nobody_elses() {
     // To what they are: nothing changes where the attack succeeds.
     let attack = |fixture: &Fixture| {
         let pid = server_pid(fixture);
-        let limit = fixture.root(&format!("sed -n 's/^Max open files *\\([0-9]*\\) *\\([0-9]*\\).*/\\1:\\2/p' /proc/{pid}/limits"));
-        format!("prlimit --pid {pid} --nofile={limit} && echo done || echo refused; prlimit --pid {pid} --nofile >/dev/null && echo seen")
+        let limit = fixture
+            .root(&format!("sed -n 's/^Max open files *\\([0-9]*\\) *\\([0-9]*\\).*/\\1:\\2/p' /proc/{pid}/limits"));
+        format!(
+            "prlimit --pid {pid} --nofile={limit} && echo done || echo refused; prlimit --pid {pid} --nofile >/dev/null && echo seen"
+        )
     };
     {
         let naive = Naive::new();

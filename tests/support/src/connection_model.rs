@@ -10,6 +10,8 @@
 //! with a stray descriptor are lost, and how many those are is a matter of time; so a scenario says where everything sent
 //! must have been received before it goes on.
 
+#![allow(clippy::indexing_slicing)]
+
 use std::cell::{Cell, RefCell};
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -27,6 +29,7 @@ use opencode_pty::supervisor::inbound::{Inbound, Inbox, Over};
 use opencode_pty::sys::directory::{self, Identity};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, FdFlags};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use smol::Async;
 use smol::future::{FutureExt, pending, yield_now};
 
@@ -230,10 +233,7 @@ pub fn open_descriptors() -> usize {
 
 /// Runs a scenario and compares; panics where the supervisor's code and the model differ, or a descriptor stays open.
 pub fn check(scenario: &Scenario) -> Outcome {
-    LazyLock::force(&SHELF);
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let before = open_descriptors();
-    let observed = run(scenario);
+    let observed = observe(scenario, None);
     let (expected, at_least) = expect(scenario);
     match (&observed, &expected) {
         (Outcome::Session(observed), Outcome::Session(expected)) => {
@@ -250,6 +250,20 @@ pub fn check(scenario: &Scenario) -> Outcome {
         }
         _ => assert_eq!(observed, expected),
     }
+    observed
+}
+
+/// Runs a scenario in a process that can take only so many descriptors more, which the model knows nothing of; panics
+/// where one stays open.
+pub fn observe_with_room_for(descriptors: usize, scenario: &Scenario) -> Outcome {
+    observe(scenario, Some(descriptors))
+}
+
+fn observe(scenario: &Scenario, room: Option<usize>) -> Outcome {
+    LazyLock::force(&SHELF);
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = open_descriptors();
+    let observed = run(scenario, room);
     // The pool closes on threads of its own.
     let deadline = Instant::now() + SOON;
     loop {
@@ -259,6 +273,26 @@ pub fn check(scenario: &Scenario) -> Outcome {
         }
         assert!(Instant::now() < deadline, "{after} descriptors are open instead of {before}");
         std::thread::yield_now();
+    }
+}
+
+/// A limit on this process's descriptors that leaves room for a few, for as long as this exists.
+struct Limited(Rlimit);
+
+impl Limited {
+    fn to(room: usize) -> Self {
+        let usual = getrlimit(Resource::Nofile);
+        // Numbers are given out from below: the last of these is the first there is to be no room for.
+        let free: Vec<File> = (0..=room).map(|_| File::open("/").expect("it can be opened")).collect();
+        let limit = free.last().map(|first_beyond| first_beyond.as_raw_fd().unsigned_abs().into());
+        setrlimit(Resource::Nofile, Rlimit { current: limit, ..usual.clone() }).expect("a limit can be lowered");
+        Self(usual)
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        setrlimit(Resource::Nofile, self.0.clone()).expect("it is within the hard limit");
     }
 }
 
@@ -361,7 +395,7 @@ fn frames_until(stream: &[u8], begin: usize, end: usize, closed: usize) -> Sessi
 // ---- the real thing ----------------------------------------------------------------------------------------
 
 /// Drives the supervisor's code through a scenario.
-fn run(scenario: &Scenario) -> Outcome {
+fn run(scenario: &Scenario, room: Option<usize>) -> Outcome {
     let (client, server) = UnixStream::pair().expect("a socketpair can be made");
     let server = Rc::new(Async::new(server).expect("the reactor works"));
     if scenario.ending == Ending::Reset {
@@ -374,7 +408,7 @@ fn run(scenario: &Scenario) -> Outcome {
         looking: Cell::new(false),
         outcome: RefCell::new(Outcome::Waiting),
     };
-    let deadline = Instant::now() + SOON;
+    let limited = room.map(Limited::to);
     let in_time = smol::block_on(async {
         let receiving = async {
             run.receive().await;
@@ -385,15 +419,13 @@ fn run(scenario: &Scenario) -> Outcome {
             if scenario.ending == Ending::Silence { true } else { pending().await }
         };
         let taking = run.take(scenario.appetite);
-        // A step between two events takes microseconds: only a scenario that hangs meets the clock.
         let clock = async {
-            while Instant::now() < deadline {
-                smol::Timer::after(SOON / 10).await;
-            }
+            smol::Timer::after(SOON).await;
             false
         };
         receiving.or(taking).or(sending).or(clock).await
     });
+    drop(limited);
     assert!(in_time, "neither an event nor an end after {SOON:?}: {:?}", run.outcome);
     run.finish()
 }
@@ -479,9 +511,11 @@ impl Run {
                 self.settle().await;
             }
         }
+        // Whoever holds the client's end as a descriptor does not see it closed.
+        let held = scenario.sends.iter().any(|send| send.descriptors.contains(&What::Connection));
         match scenario.ending {
-            Ending::Close | Ending::Reset => {}
-            Ending::HalfClose => {
+            Ending::Close | Ending::Reset if !held => {}
+            Ending::Close | Ending::Reset | Ending::HalfClose => {
                 client.shutdown(std::net::Shutdown::Write).expect("it is connected");
                 // Open until the end, which is the supervisor's to find.
                 pending::<()>().await;
@@ -523,7 +557,8 @@ async fn send_one(client: &UnixStream, send: &Send) {
             }
             // No room, or too many of this user's descriptors on their way: until some are received.
             Err(error)
-                if error.kind() == ErrorKind::WouldBlock || Errno::from_io_error(&error) == Some(Errno::TOOMANYREFS) =>
+                if error.kind() == ErrorKind::WouldBlock
+                    || Errno::from_io_error(&error) == Some(Errno::TOOMANYREFS) =>
             {
                 yield_now().await;
             }
@@ -560,7 +595,8 @@ impl Scenario {
     /// | 6 | a header of type `n` with a length in the next three bytes |
     /// | 7 | changes a byte: how far from the end, and by what; with `n` 31, closes the session's input |
     pub fn from_bytes(bytes: &[u8]) -> Self {
-        let mut script = Script { rest: bytes, pending: Vec::new(), sends: Vec::new(), total: 0, descriptors: 0, input: 0 };
+        let mut script =
+            Script { rest: bytes, pending: Vec::new(), sends: Vec::new(), total: 0, descriptors: 0, input: 0 };
         let choice = script.byte();
         let ending = [Ending::Close, Ending::HalfClose, Ending::Reset, Ending::Silence][usize::from(choice & 3)];
         let appetite = match choice >> 2 & 3 {
@@ -662,7 +698,8 @@ impl Script<'_> {
     /// Descriptors: the byte's last four bits say of what kind, the others how many.
     fn choose_descriptors(&mut self) -> Vec<What> {
         let choice = usize::from(self.byte());
-        let count = [0, 1, 1, 1, 1, 1, 1, 2, 2, 3, 3, 8, 64, 253, 0, 0][choice >> 4].min(DESCRIPTORS_MAX - self.descriptors);
+        let count =
+            [0, 1, 1, 1, 1, 1, 1, 2, 2, 3, 3, 8, 64, 253, 0, 0][choice >> 4].min(DESCRIPTORS_MAX - self.descriptors);
         self.descriptors += count;
         // Sixteen for nine kinds: the last seven are mixtures.
         let kind = choice & 15;

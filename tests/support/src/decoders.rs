@@ -5,6 +5,8 @@
 //! spelling there is, and what is refused must say why in one plain line. Fuzz targets, the replay of the corpus and
 //! `tests/abuse.rs` are three ways to call these functions.
 
+#![allow(clippy::indexing_slicing)]
+
 use std::fmt::Display;
 
 use opencode_pty::account::{find_by_name, find_by_uid, parse_line};
@@ -275,7 +277,8 @@ fn passwd_fields(line: &str) -> Option<(&str, u32, u32, &str)> {
     let spoilt = |c: char| c.is_control() || c == '\u{fffd}';
     let named = !name.contains(|c: char| spoilt(c) || c.is_whitespace() || c == '/');
     let numbered = name.chars().all(|c| ('0'..='9').contains(&c));
-    (named && !numbered && uid != 0 && home.starts_with('/') && !home.contains(spoilt)).then_some((name, uid, gid, home))
+    (named && !numbered && uid != 0 && home.starts_with('/') && !home.contains(spoilt))
+        .then_some((name, uid, gid, home))
 }
 
 /// Digits that give less than the largest 32-bit number.

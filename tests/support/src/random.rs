@@ -60,10 +60,13 @@ impl Random {
             let at = self.below(bytes.len());
             match self.below(9) {
                 0 => self.overwrite(bytes, at, |random, old| vec![old ^ 1 << random.below(8)]),
-                1 => self.overwrite(bytes, at, |random, _| vec![*random.choose(&[0, 1, b'\n', b':', 0x7f, 0x80, 0xff])]),
+                1 => {
+                    self.overwrite(bytes, at, |random, _| vec![*random.choose(&[0, 1, b'\n', b':', 0x7f, 0x80, 0xff])])
+                }
                 2 => self.overwrite(bytes, at, |random, old| vec![old.wrapping_add(*random.choose(&[1, 0xff]))]),
                 3 => self.overwrite(bytes, at, |random, _| {
-                    let edge = *random.choose(&[0, 1, 128, 129, 255, 256, 4_096, 4_097, 16_384, 16_385, 32_768, 32_769]);
+                    let edge =
+                        *random.choose(&[0, 1, 128, 129, 255, 256, 4_096, 4_097, 16_384, 16_385, 32_768, 32_769]);
                     u16::to_be_bytes(edge).to_vec()
                 }),
                 4 => self.overwrite(bytes, at, |random, _| {

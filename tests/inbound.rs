@@ -19,6 +19,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]
 fn the_corpus_of_connections_is_received_as_its_names_say() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus/connection");
     let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();

@@ -9,13 +9,13 @@ use std::future::pending;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use smol::Async;
 use smol::future::FutureExt;
 
 use super::Context;
-use super::admission::Handshake;
+use super::admission::{Handshake, Slot};
 use super::inbound::{Inbound, Inbox, Over};
 use super::peer::{self, Denial, Peer};
 use super::relay::{self, Outbound};
@@ -109,34 +109,19 @@ pub async fn serve(context: Rc<Context>, stream: Async<UnixStream>, cred: Creden
 
 /// The story. Each step takes what the step before it returned.
 async fn converse(
-    context: &Context,
+    context: &Rc<Context>,
     stream: &Rc<Async<UnixStream>>,
     inbound: &mut Inbound,
     outbound: &mut Outbound,
     cred: Credentials,
     place: Handshake,
 ) -> Result<(), Refusal> {
-    let deadline = Instant::now() + HANDSHAKE_TIME;
-    let late = || Refusal::told(ErrorCode::Timeout, "the start frame was not complete in time", "");
-
-    let peer = until(deadline, peer::identify(stream, cred, context))
-        .await
-        .ok_or_else(|| Refusal::Silent("its identity was not found out in time".to_owned()))??;
-    drop(place);
-    let slot = context
-        .admission
-        .reserve(&peer)
-        .ok_or_else(|| Refusal::told(ErrorCode::Busy, "every session slot is taken", ""))?;
-    let (start, directory) = until(deadline, inbound.start()).await.ok_or_else(late)??;
-    let directory = until(deadline, check_directory(context, &start, directory)).await.ok_or_else(late)??;
-    let confirmed = until(deadline, peer.confirm(context)).await;
-    if !matches!(confirmed, Some(Ok(()))) {
-        context.pool.dispose(vec![directory]);
-        return Err(confirmed.map_or_else(late, |denied| match denied {
-            Err(denial) => denial.into(),
-            Ok(()) => late(),
-        }));
-    }
+    let handshake = shake_hands(context, stream, inbound, cred, place);
+    let shutdown = async {
+        context.shutdown.wait_for(|shutdown| shutdown.then_some(())).await;
+        Err(Refusal::told(ErrorCode::Shutdown, "the supervisor is shutting down", ""))
+    };
+    let Admitted { peer, slot, start, directory } = handshake.or(shutdown).await?;
 
     let hangup = context
         .hangups
@@ -173,9 +158,10 @@ async fn converse(
     let ended = session.await;
     drop(slot);
     let last_word = ended?;
+    let has_record = matches!(last_word, LastWord::Exit(_));
     conclude(&senses, outbound, last_word).await;
-    // The client closes. A stop that crossed the exit on its way still gets its answer.
-    if !senses.inbox.stop.get() && !senses.is_abrupt() {
+    // The client closes. A stop that crossed the exit on its way still gets its answer. After an error we close.
+    if has_record && !senses.inbox.stop.get() && !senses.is_abrupt() {
         let lingering = async {
             let _ = inbound.follow(&senses.inbox).await;
         };
@@ -192,8 +178,49 @@ async fn converse(
     Ok(())
 }
 
+/// What a connection has shown by the end of its handshake.
+struct Admitted {
+    peer: Peer,
+    slot: Slot,
+    start: Start,
+    directory: OwnedFd,
+}
+
+/// Who is it, is there room, what does it want, is the directory what it says, and is it still the same: in
+/// [`HANDSHAKE_TIME`] together.
+async fn shake_hands(
+    context: &Rc<Context>,
+    stream: &Rc<Async<UnixStream>>,
+    inbound: &mut Inbound,
+    cred: Credentials,
+    place: Handshake,
+) -> Result<Admitted, Refusal> {
+    let deadline = Instant::now() + HANDSHAKE_TIME;
+    let late = || Refusal::told(ErrorCode::Timeout, "the start frame was not complete in time", "");
+
+    let peer = until(deadline, peer::identify(stream, cred, context))
+        .await
+        .ok_or_else(|| Refusal::Silent("its identity was not found out in time".to_owned()))??;
+    drop(place);
+    let slot = context
+        .admission
+        .reserve(&peer)
+        .ok_or_else(|| Refusal::told(ErrorCode::Busy, "every session slot is taken", ""))?;
+    let (start, directory) = until(deadline, inbound.start()).await.ok_or_else(late)??;
+    let directory = until(deadline, check_directory(context, &start, directory)).await.ok_or_else(late)??;
+    let confirmed = until(deadline, peer.confirm(context)).await;
+    if !matches!(confirmed, Some(Ok(()))) {
+        context.pool.dispose(vec![directory]);
+        return Err(confirmed.map_or_else(late, |denied| match denied {
+            Err(denial) => denial.into(),
+            Ok(()) => late(),
+        }));
+    }
+    Ok(Admitted { peer, slot, start, directory })
+}
+
 /// Whether the descriptor is the directory the frame speaks of.
-async fn check_directory(context: &Context, start: &Start, directory: OwnedFd) -> Result<OwnedFd, Refusal> {
+async fn check_directory(context: &Rc<Context>, start: &Start, directory: OwnedFd) -> Result<OwnedFd, Refusal> {
     let bad = |message: &str| Refusal::told(ErrorCode::BadCwd, message, "");
     let (directory, identity) = context
         .pool
@@ -257,7 +284,7 @@ enum LastWord {
 
 /// A session, from the verified request to the unit's certain end.
 async fn run(
-    context: &Context,
+    context: &Rc<Context>,
     senses: &Senses,
     outbound: &mut Outbound,
     peer: &Peer,
@@ -335,10 +362,10 @@ async fn run(
         (None, _, Ok(CleanUp { last: Some(state), .. })) => End::Stopped(Box::new(state.clone())).record(&running),
         (None, ..) => Exit::lost(),
     };
-    log_end(&name, began, senses, outbound, &exit, cause.as_ref().filter(|_| end.is_none()), &cleaned);
-    if cleaned.is_err() {
+    let Ok(cleaned) = cleaned else {
         return Ok(LastWord::Error(ErrorCode::StopFailed, "the unit's end is not certain".to_owned()));
-    }
+    };
+    log_end(&name, began, senses, outbound, &exit, cause.as_ref().filter(|_| end.is_none()), &cleaned);
     Ok(match cause {
         Some(Cause::Disconnect(_)) => LastWord::Nothing,
         // A session that has ended by itself keeps its record, whatever the client sends then.
@@ -348,7 +375,7 @@ async fn run(
 }
 
 /// Bytes both ways until the unit ends by itself (how) or is to be stopped (`None`).
-async fn relay(context: &Context, senses: &Senses, outbound: &mut Outbound, session: &Session) -> Option<End> {
+async fn relay(context: &Rc<Context>, senses: &Senses, outbound: &mut Outbound, session: &Session) -> Option<End> {
     let ended = async { Some(session.ended(context).await) };
     let to_be_stopped = async {
         senses.raised().await;
@@ -374,7 +401,7 @@ async fn relay(context: &Context, senses: &Senses, outbound: &mut Outbound, sess
 /// Ends the unit and takes what is left of its output: going on to forward while a stop takes its course, cutting
 /// the terminal off when nobody listens any more.
 async fn stop_and_drain(
-    context: &Context,
+    context: &Rc<Context>,
     senses: &Senses,
     outbound: &mut Outbound,
     session: Session,
@@ -408,22 +435,22 @@ async fn stop_and_drain(
 }
 
 /// The clean-up, and what follows for the whole supervisor if it fails.
-async fn finish(context: &Context, session: Session) -> Result<CleanUp, StopError> {
-    match session.clean_up(context).await {
-        Ok(report) => Ok(report),
-        Err((error, _)) => {
-            // Whoever restarts us finds the unit again; meanwhile BindsTo= takes it down with us.
-            journal::error(&format!("cannot confirm a clean-up: {error}"));
-            context.failed.set(Some(error.to_string()));
-            Err(error)
-        }
-    }
+async fn finish(context: &Rc<Context>, session: Session) -> Result<CleanUp, StopError> {
+    session.clean_up(context).await.inspect_err(|error| {
+        // Whoever restarts us finds the unit again; meanwhile BindsTo= takes it down with us.
+        journal::error(&format!("cannot confirm a clean-up: {error}"));
+        context.failed.set(Some(error.to_string()));
+    })
 }
 
 async fn conclude(senses: &Senses, outbound: &mut Outbound, last_word: LastWord) {
     let sent = match last_word {
         LastWord::Exit(exit) => outbound.answer(Kind::Exit, &exit.encode()).await,
-        LastWord::Error(code, message) => outbound.answer(Kind::Error, &encode_error(code, &message)).await,
+        // `stopped` would say that all is gone; the connection closes after an error instead.
+        LastWord::Error(code, message) => {
+            let _ = outbound.answer(Kind::Error, &encode_error(code, &message)).await;
+            return;
+        }
         LastWord::Nothing => return,
     };
     if sent.is_ok() && senses.inbox.stop.get() && !senses.is_abrupt() {
@@ -438,22 +465,21 @@ fn log_end(
     outbound: &Outbound,
     exit: &Exit,
     cause: Option<&Cause>,
-    cleaned: &Result<CleanUp, StopError>,
+    cleaned: &CleanUp,
 ) {
     let ended_by = cause.map_or_else(|| "itself".to_owned(), ToString::to_string);
-    let (took, killed) = cleaned.as_ref().map_or((Duration::ZERO, true), |report| (report.took, report.killed));
     journal::info(&format!(
         "{name}: ended by {ended_by}: {exit}; {} s, {} bytes in, {} bytes out, clean-up {} ms{}",
         began.elapsed().as_secs(),
         senses.inbox.received.get(),
         outbound.output_bytes(),
-        took.as_millis(),
-        if killed { ", SIGKILL needed" } else { "" },
+        cleaned.took.as_millis(),
+        if cleaned.killed { ", SIGKILL needed" } else { "" },
     ));
 }
 
 /// Says no, to the peer if it may know, to the journal always (at most a line a second).
-async fn refuse(context: &Context, outbound: &mut Outbound, cred: Credentials, refusal: Refusal) {
+async fn refuse(context: &Rc<Context>, outbound: &mut Outbound, cred: Credentials, refusal: Refusal) {
     match refusal {
         Refusal::Silent(reason) => context.log_refusal(cred, &reason),
         Refusal::Told { code, message, detail } => {

@@ -10,6 +10,7 @@ mod connection;
 pub mod foreign;
 mod hangups;
 pub mod inbound;
+mod notify;
 mod orphans;
 mod peer;
 mod relay;
@@ -26,7 +27,6 @@ use std::time::{Duration, Instant};
 
 use argh::FromArgs;
 use async_signal::{Signal, Signals};
-use sd_notify::NotifyState;
 use smol::future::{FutureExt, yield_now};
 use smol::stream::StreamExt;
 use smol::{Async, LocalExecutor, Timer};
@@ -44,11 +44,12 @@ use crate::report::{Doing, ExitStatus, SystemError, print_error};
 use crate::sys::peer::Credentials;
 use crate::sys::{message, peer as peer_socket, socket};
 use crate::systemd::unit::UnitName;
-use crate::systemd::{BusOptions, CallError, LinkError, Manager};
+use crate::systemd::{BusOptions, CallError, LinkError, Manager, UnitWatch};
 use crate::wait::{Watched, within};
 use admission::{Admission, RefusalLog, Refused, Slot};
 use foreign::Pool;
 use hangups::Hangups;
+use notify::Notifier;
 use server::Server;
 
 /// The root service: authenticates the server, then starts, relays and stops its sessions, each a transient systemd
@@ -108,6 +109,8 @@ struct Context {
     admission: Admission,
     pool: Pool,
     hangups: Hangups,
+    executor: Rc<LocalExecutor<'static>>,
+    notifier: Notifier,
     /// PID 1's varlink sockets as they existed when we started.
     varlink_sockets: Vec<String>,
     shutdown: Watched<bool>,
@@ -213,6 +216,7 @@ async fn serve(options: Options) -> Result<(), Error> {
     let account = Account::by_name(&options.account).map_err(Error::Account)?;
     let bus = BusOptions { address: options.bus.clone(), manager_pid: options.manager_pid };
     let (manager, keep_link) = Box::pin(Manager::connect(bus)).await.map_err(Error::Bus)?;
+    let executor = Rc::new(LocalExecutor::new());
     let context = Rc::new(Context {
         account,
         manager,
@@ -220,6 +224,8 @@ async fn serve(options: Options) -> Result<(), Error> {
         admission: Admission::new(options.max_sessions, Instant::now()),
         pool: Pool::new(),
         hangups: Hangups::new().doing("make an epoll instance")?,
+        executor: Rc::clone(&executor),
+        notifier: Notifier::new(std::env::var_os("NOTIFY_SOCKET").as_deref()).doing("use NOTIFY_SOCKET")?,
         varlink_sockets: varlink_sockets(),
         shutdown: Watched::new(false),
         conversations: Watched::new(0),
@@ -228,12 +234,12 @@ async fn serve(options: Options) -> Result<(), Error> {
         options,
     });
 
-    let executor = LocalExecutor::new();
     executor.spawn(keep_link).detach();
-    executor.run(serve_on(&executor, &context, terminated)).await
+    executor.run(serve_on(&context, terminated)).await
 }
 
-async fn serve_on(executor: &LocalExecutor<'_>, context: &Rc<Context>, mut terminated: Signals) -> Result<(), Error> {
+async fn serve_on(context: &Rc<Context>, mut terminated: Signals) -> Result<(), Error> {
+    let executor = &context.executor;
     let stuck = Box::pin(orphans::clean_up(&context.manager, &context.options)).await.map_err(Error::Orphans)?;
     let listener = listen(context)?;
     for name in stuck {
@@ -245,16 +251,17 @@ async fn serve_on(executor: &LocalExecutor<'_>, context: &Rc<Context>, mut termi
     let ours = Rc::clone(context);
     executor.spawn(async move { ours.hangups.keep().await }).detach();
     executor.spawn(keep_status(Rc::clone(context))).detach();
-    executor.spawn(feed_watchdog()).detach();
+    executor.spawn(feed_watchdog(Rc::clone(context))).detach();
     journal::info(&format!("serving {} on {}", context.options.server_unit, context.options.socket));
-    notify(&[NotifyState::Ready]);
+    let ours = Rc::clone(context);
+    executor.spawn(async move { ours.notifier.insist("READY=1").await }).detach();
 
     let end = async {
         terminated.next().await;
         Ok(())
     };
     let failed = async { Err(Error::CleanUp(context.failed.wait_for(Option::clone).await)) };
-    let accepting = async { Err(accept(executor, context, &listener).await.into()) };
+    let accepting = async { Err(accept(context, &listener).await.into()) };
     let outcome = failed.or(end).or(accepting).await;
     drop(listener);
     shut_down(context).await;
@@ -264,7 +271,7 @@ async fn serve_on(executor: &LocalExecutor<'_>, context: &Rc<Context>, mut termi
 
 /// Stops accepting, stops all sessions and waits for them.
 async fn shut_down(context: &Context) {
-    notify(&[NotifyState::Stopping]);
+    context.notifier.say("STOPPING=1");
     let _ = std::fs::remove_file(&context.options.socket);
     context.shutdown.set(true);
     let all_gone = async {
@@ -296,12 +303,12 @@ fn listen(context: &Context) -> Result<Async<UnixListener>, Error> {
 }
 
 /// Accepts until that fails for good. Running out of descriptors is a pause, not an end.
-async fn accept(executor: &LocalExecutor<'_>, context: &Rc<Context>, listener: &Async<UnixListener>) -> SystemError {
+async fn accept(context: &Rc<Context>, listener: &Async<UnixListener>) -> SystemError {
     let mut accepted = 0_u32;
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                admit(executor, context, stream);
+                admit(context, stream);
                 // A flood of connections must not have the thread for itself, nor must letting go cost it as much as
                 // the refusal.
                 accepted = accepted.wrapping_add(1);
@@ -322,7 +329,7 @@ async fn accept(executor: &LocalExecutor<'_>, context: &Rc<Context>, listener: &
 }
 
 /// Looks at who connected, as far as that costs nothing, and gives it a task or closes it.
-fn admit(executor: &LocalExecutor<'_>, context: &Rc<Context>, stream: Async<UnixStream>) {
+fn admit(context: &Rc<Context>, stream: Async<UnixStream>) {
     let cred = match peer_socket::credentials(stream.get_ref()) {
         Ok(cred) => cred,
         Err(error) => {
@@ -338,7 +345,7 @@ fn admit(executor: &LocalExecutor<'_>, context: &Rc<Context>, stream: Async<Unix
             if let Err(error) = socket::set_buffers(stream.get_ref()) {
                 return context.log_refusal(cred, &format!("cannot set buffers: {error}"));
             }
-            executor.spawn(connection::serve(Rc::clone(context), stream, cred, place)).detach();
+            context.executor.spawn(connection::serve(Rc::clone(context), stream, cred, place)).detach();
         }
         Err(refused) => {
             // It may be the server, not known yet: it should know why. One attempt; nobody waits for a stranger.
@@ -362,32 +369,36 @@ async fn retry_stuck(context: Rc<Context>, name: UnitName, slot: Slot) {
     while session::stop_leftover(&context.manager, &name).await.is_err() {
         Timer::after(STUCK_RETRY_PAUSE).await;
     }
-    journal::notice(&format!("{name}: gone at last"));
+    journal::notice(&format!("{name}: gone"));
     drop(slot);
+}
+
+/// Waits for a unit whose start got no answer and was given up, and ends it if it shows up after all.
+async fn await_doomed(context: Rc<Context>, name: UnitName, watch: UnitWatch) {
+    watch.events().wait_for(|events| (events.changes > 0 || !events.jobs.is_empty()).then_some(())).await;
+    watch.forget().await;
+    journal::warning(&format!("{name}: started after it had been given up; stopping it"));
+    let slot = context.admission.occupy();
+    retry_stuck(context, name, slot).await;
 }
 
 /// Keeps `systemctl status` current.
 async fn keep_status(context: Rc<Context>) {
     let (mut sessions, max) = context.admission.sessions();
     loop {
-        notify(&[NotifyState::Status(&format!("{sessions}/{max} sessions"))]);
+        context.notifier.insist(&format!("STATUS={sessions}/{max} sessions")).await;
         sessions = context.admission.sessions_changed(sessions).await;
     }
 }
 
 /// Feeds the watchdog, if the unit has one, from the loop that does the work: twice per period.
-async fn feed_watchdog() {
+async fn feed_watchdog(context: Rc<Context>) {
     let period = std::env::var("WATCHDOG_USEC").ok().and_then(|usec| usec.parse().ok()).map(Duration::from_micros);
     let Some(period) = period else { return };
     loop {
-        notify(&[NotifyState::Watchdog]);
+        context.notifier.say("WATCHDOG=1");
         Timer::after(period / 2).await;
     }
-}
-
-fn notify(state: &[NotifyState<'_>]) {
-    // Without a service manager that listens, there is nobody to tell.
-    let _ = sd_notify::notify(state);
 }
 
 /// PID 1's varlink sockets, as they exist.

@@ -39,6 +39,8 @@ pub struct Session {
     terminal: Rc<Async<UnixStream>>,
     /// Whether the manager may have, or get, a unit of this name.
     may_exist: bool,
+    /// The start call got no answer: the manager may carry it out later.
+    doubtful: bool,
     /// What the unit read when it ran; empty before.
     running: UnitState,
     isolation: String,
@@ -120,7 +122,10 @@ impl Session {
             .await
             .map_err(|error| StartError::failed("the service manager does not answer", error))?;
         let running = UnitState::default();
-        Ok((Self { name, watch, terminal, may_exist: false, running, isolation: String::new() }, theirs))
+        Ok((
+            Self { name, watch, terminal, may_exist: false, doubtful: false, running, isolation: String::new() },
+            theirs,
+        ))
     }
 
     /// The unit's name.
@@ -226,6 +231,7 @@ impl Session {
             // A clear no. If a unit of this name exists, it is somebody else's.
             self.may_exist = false;
         }
+        self.doubtful = matches!(asked, Err(CallError::NoAnswer { .. }));
         asked.map_err(|error| StartError::failed("the service manager did not start the unit", error))
     }
 
@@ -286,6 +292,9 @@ impl Session {
             match context.manager.read(name).await {
                 Ok(state) if state.load != "loaded" => return End::Lost,
                 Ok(state) if state.invocation != self.running.invocation => return End::Lost,
+                // A job for a unit that has stopped will start it again: somebody's restart. The manager sends no HUP
+                // for one, so script(1) died of TERM, which it tells as an exit with 0: nothing to pass on.
+                Ok(state) if state.has_ended() && state.job != 0 => return End::Lost,
                 Ok(state) if state.has_ended() => return End::Stopped(Box::new(state)),
                 Ok(_) => {}
                 Err(CallError::NoSuchUnit) => return End::Lost,
@@ -306,16 +315,18 @@ impl Session {
 
     /// Makes sure that nothing is left: no process, no unit, no job, no cgroup. Bounded by `STOP_TIME`, longer only
     /// while the bus is away. Does what it takes from wherever the unit is.
-    pub async fn clean_up(self, context: &Context) -> Result<CleanUp, (StopError, CleanUp)> {
+    pub async fn clean_up(self, context: &Rc<Context>) -> Result<CleanUp, StopError> {
         let begun = Instant::now();
         let mut report = CleanUp::default();
         let result = self.clean_up_into(context, begun, &mut report).await;
         report.took = begun.elapsed();
-        self.watch.forget().await;
-        match result {
-            Ok(()) => Ok(report),
-            Err(error) => Err((error, report)),
+        if self.doubtful && report.last.is_none() {
+            let doomed = super::await_doomed(Rc::clone(context), self.name, self.watch);
+            context.executor.spawn(doomed).detach();
+        } else {
+            self.watch.forget().await;
         }
+        result.map(|()| report)
     }
 
     async fn clean_up_into(&self, context: &Context, begun: Instant, report: &mut CleanUp) -> Result<(), StopError> {
@@ -378,8 +389,10 @@ impl Session {
                     ask = false;
                 }
                 Ok(state) => {
-                    // Stopped, and about to be started again by somebody's restart: not while we can help it.
-                    ask = state.has_ended();
+                    // Started again by somebody's restart, or about to be: not while we can help it. A stop of ours
+                    // that is still on its way shows as a job.
+                    let runs = state.active != "deactivating" && (!ask || state.job == 0);
+                    ask = state.has_ended() || runs;
                     restarts += u32::from(ask);
                     if restarts == 1 {
                         continue;
@@ -488,7 +501,11 @@ pub async fn stop_leftover(manager: &Manager, name: &UnitName) -> Result<(), Sto
             match manager.read(name.as_str()).await {
                 Err(CallError::NoSuchUnit) => return,
                 Ok(state) if state.load != "loaded" => return,
-                _ => {}
+                // A start of ours that was given up has our reference, if it is carried out after all.
+                Ok(state) if state.is_at_rest() => {
+                    let _ = manager.release(name.as_str()).await;
+                }
+                Ok(_) | Err(_) => {}
             }
             let changed = watch
                 .events()

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use opencode_pty::frame::message::{ErrorCode, Exit};
 use opencode_pty::frame::{Kind, encode};
+use opencode_pty::limits::CGROUP_ROOT;
 use support::fake_manager::{Launcher, Stopping};
 use support::peer::{Frame, PeerError};
 
@@ -175,7 +176,8 @@ fn input_after_the_end_is_read_and_dropped() {
 
 #[test]
 fn a_client_that_does_not_read_stops_the_program_and_nobody_else() {
-    let scene = Scene::set();
+    let mut scene = Scene::set();
+    let memory_before = scene.supervisor().resident_bytes();
     let written = Arc::new(Mutex::new(0_usize));
     let shared = Arc::clone(&written);
     scene.fake.with(|state| {
@@ -194,6 +196,8 @@ fn a_client_that_does_not_read_stops_the_program_and_nobody_else() {
         std::thread::sleep(WHILE);
     }
     assert!(before < 4 << 20, "{before} bytes went somewhere");
+    let memory = scene.supervisor().resident_bytes();
+    assert!(memory < memory_before + (2 << 20), "{memory_before} bytes resident before, {memory} now");
     scene.fake.with(|state| state.script.launcher = Launcher::Echo);
     scene.check_that_a_session_works();
 
@@ -284,6 +288,62 @@ fn a_unit_that_cannot_be_stopped_is_said_so_and_takes_the_supervisor_down() {
     let (status, log) = scene.supervisor().wait();
     assert_eq!(status.code(), Some(1), "{log}");
     assert!(log.contains(&name), "{log}");
+}
+
+/// A directory where control groups are, or nothing where this machine lets nobody make one.
+struct ControlGroup(String);
+
+impl ControlGroup {
+    fn make(name: &str) -> Option<Self> {
+        let path = format!("/opencode-it-{}-{name}", std::process::id());
+        match std::fs::create_dir(format!("{CGROUP_ROOT}{path}")) {
+            Ok(()) => Some(Self(path)),
+            Err(error) => {
+                eprintln!("skipped: cannot make a control group: {error}");
+                None
+            }
+        }
+    }
+
+    fn remove(&self) {
+        std::fs::remove_dir(format!("{CGROUP_ROOT}{}", self.0)).unwrap();
+    }
+}
+
+impl Drop for ControlGroup {
+    fn drop(&mut self) {
+        // The test has removed it, unless it failed before.
+        let _ = std::fs::remove_dir(format!("{CGROUP_ROOT}{}", self.0));
+    }
+}
+
+#[test]
+fn a_stop_is_complete_when_the_control_group_is_gone_and_not_before() {
+    let Some(group) = ControlGroup::make("goes") else { return };
+    let scene = Scene::set();
+    scene.fake.with(|state| state.script.control_group = Some(group.0.clone()));
+    let (mut peer, _) = scene.session();
+    peer.stop().unwrap();
+    scene.fake.wait_until_empty();
+    let early = peer.next_frame(WHILE);
+    assert!(matches!(early, Err(PeerError::TimedOut { .. })), "{early:?}");
+    group.remove();
+    let transcript = peer.read_to_end(LONG).unwrap();
+    assert_eq!((transcript.exit, transcript.stopped), (Some(Exit::stopped()), true));
+}
+
+#[test]
+fn a_control_group_that_stays_is_a_stop_that_failed() {
+    let Some(group) = ControlGroup::make("stays") else { return };
+    let mut scene = Scene::set();
+    scene.fake.with(|state| state.script.control_group = Some(group.0.clone()));
+    let (mut peer, _) = scene.session();
+    peer.stop().unwrap();
+    let transcript = peer.read_to_end(LONG).unwrap();
+    group.remove();
+    assert_eq!(transcript.error_code(), Some(ErrorCode::StopFailed), "{transcript:?}");
+    let (status, log) = scene.supervisor().wait();
+    assert_eq!(status.code(), Some(1), "{log}");
 }
 
 #[test]

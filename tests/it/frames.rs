@@ -6,9 +6,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use opencode_pty::frame::message::{ErrorCode, Start};
 use opencode_pty::frame::{Kind, encode};
 use opencode_pty::limits::{DATA_BYTES_MAX, FRAME_PAYLOAD_BYTES_MAX};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use support::peer::start_for;
 
-use crate::scene::{LONG, Scene};
+use crate::scene::{LONG, SERVER_UNIT, Scene, WHILE};
 
 /// A header with these fields, whatever they are.
 fn header(magic: [u8; 4], version: u8, kind: u8, reserved: [u8; 2], len: usize) -> Vec<u8> {
@@ -277,4 +278,56 @@ fn input_in_any_pieces_and_at_the_limit_arrives_as_it_was() {
     let output = peer.output_until(b"the end", LONG).unwrap();
     assert_eq!(output.len(), text.len() + 7);
     assert!(output.starts_with(&text));
+}
+
+/// Takes every free place in the supervisor's descriptor table away, and gives them back when dropped.
+struct FullTable(Pid, Rlimit);
+
+impl FullTable {
+    fn of(scene: &mut Scene) -> Self {
+        let pid = scene.supervisor().pid();
+        let mut taken: Vec<u64> = std::fs::read_dir(format!("/proc/{pid}/fd"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap())
+            .collect();
+        taken.sort_unstable();
+        let free =
+            (0..).zip(&taken).find(|(number, taken)| number != *taken).map_or(taken.len() as u64, |(free, _)| free);
+        let pid = Pid::from_raw(pid.cast_signed()).unwrap();
+        let usual = prlimit(Some(pid), Resource::Nofile, Rlimit { current: Some(free), ..getrlimit(Resource::Nofile) });
+        Self(pid, usual.unwrap())
+    }
+}
+
+impl Drop for FullTable {
+    fn drop(&mut self) {
+        prlimit(Some(self.0), Resource::Nofile, self.1).unwrap();
+    }
+}
+
+#[test]
+fn a_descriptor_lost_to_a_full_table_is_refused_and_everything_works_again_afterwards() {
+    let mut scene = Scene::set();
+    let directory = scene.directory();
+
+    let mut starting = scene.peer();
+    scene.fake.wait("the peer to be known", |state| (state.called("GetAll", SERVER_UNIT) == 2).then_some(()));
+    std::thread::sleep(WHILE);
+    let full = FullTable::of(&mut scene);
+    starting.start_in(&directory, 60, &["/bin/true"]).unwrap();
+    let transcript = starting.read_to_end(LONG).unwrap();
+    assert_eq!(transcript.error_code(), Some(ErrorCode::BadFrame), "{transcript:?}");
+    drop((full, starting));
+    scene.assert_idle("a start whose directory was lost");
+
+    let (mut running, name) = scene.session();
+    scene.assert_idle_but_for(1, "a start");
+    let full = FullTable::of(&mut scene);
+    running.send_raw(&frame(2, b"ls"), &[directory.as_fd()]).unwrap();
+    let transcript = running.read_to_end(LONG).unwrap();
+    assert_eq!(transcript.error_code(), Some(ErrorCode::BadFrame), "{transcript:?}");
+    scene.fake.with(|state| assert!(state.called("StopUnit", &name) > 0));
+    drop((full, running));
+    scene.assert_idle("a session whose stray descriptor was lost");
+    scene.check_that_a_session_works();
 }

@@ -10,7 +10,7 @@ use opencode_pty::frame::message::{ErrorCode, Exit};
 use rustix::process::Signal;
 use support::fake_manager::{JobEnd, Unit};
 
-use crate::scene::{ACCOUNT_ID, LONG, SUPERVISOR_UNIT, Scene, Setting};
+use crate::scene::{ACCOUNT_ID, LONG, SUPERVISOR_UNIT, Scene, Setting, WHILE};
 
 #[test]
 fn it_is_ready_with_a_socket_that_only_root_and_the_account_can_use() {
@@ -33,6 +33,7 @@ fn term_and_int_end_every_session_and_then_the_supervisor_with_0() {
         let mut starting = scene.asked();
         scene.fake.wait("the second start", |state| (state.called("StartTransientUnit", "") == 2).then_some(()));
         let mut idle = scene.peer();
+        scene.fake.wait("the third peer to be known", |state| (state.called("GetUnitByPIDFD", "") == 3).then_some(()));
 
         scene.supervisor().signal(signal);
 
@@ -207,7 +208,7 @@ fn what_an_earlier_supervisor_left_is_gone_before_the_socket_is_there() {
             let fake = scene.fake.clone();
             std::thread::spawn(move || {
                 // The one that is being stopped takes a while.
-                std::thread::sleep(crate::scene::WHILE);
+                std::thread::sleep(WHILE);
                 fake.end_unit(ORPHAN[4], (2, 15, "success"));
             });
         }),
@@ -278,7 +279,7 @@ fn running_out_of_descriptors_neither_ends_nor_spins_the_supervisor() {
         fields[10] + fields[11]
     };
     let before = cpu(&mut scene);
-    std::thread::sleep(crate::scene::WHILE * 3);
+    std::thread::sleep(WHILE * 3);
     let ticks = cpu(&mut scene) - before;
     assert!(ticks < 45, "{ticks} ticks of CPU in 0.9 s");
     assert!(scene.supervisor().is_running());
@@ -295,6 +296,55 @@ fn notifications_that_nobody_reads_do_not_hold_it_up() {
     for _ in 0..queue.min(600) + 3 {
         scene.check_that_a_session_works();
     }
+}
+
+#[test]
+fn the_watchdog_is_fed_from_the_loop_that_does_the_work() {
+    let mut scene = Scene::with(Setting { wrapper: vec!["env", "WATCHDOG_USEC=400000"], ..Setting::default() });
+    for _ in 0..3 {
+        assert!(scene.supervisor().wait_for_notice("WATCHDOG=1"));
+    }
+}
+
+#[test]
+fn an_idle_supervisor_with_an_idle_session_does_not_wake_up() {
+    let mut scene = Scene::set();
+    let (_peer, _) = scene.session();
+    let pid = scene.supervisor().pid();
+    let wake_ups = || -> u64 {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        tasks
+            .map(|task| {
+                let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+                let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+                line.unwrap().trim().parse::<u64>().unwrap()
+            })
+            .sum()
+    };
+    // What the start set in motion comes to rest first.
+    let mut before = 0;
+    while before != wake_ups() {
+        before = wake_ups();
+        std::thread::sleep(WHILE);
+    }
+    std::thread::sleep(WHILE * 7);
+    let woken = wake_ups() - before;
+    assert_eq!(woken, 0, "woken {woken} times in two seconds");
+}
+
+#[test]
+fn neither_arguments_nor_input_nor_output_nor_the_directory_are_logged() {
+    let mut scene = Scene::set();
+    let mut peer = scene.standin.start(scene.path("work"), 60, &["/bin/secret-command", "secret-argument"]).unwrap();
+    peer.started(LONG).unwrap();
+    peer.input(b"secret-text").unwrap();
+    peer.output_until(b"secret-text", LONG).unwrap();
+    peer.stop().unwrap();
+    peer.read_to_end(LONG).unwrap();
+    scene.supervisor().signal(Signal::TERM);
+    let (_, log) = scene.supervisor().wait();
+    assert!(log.contains("opencode-pty-"), "the session is not in the log:\n{log}");
+    assert!(!log.contains("secret") && !log.contains("/work"), "{log}");
 }
 
 #[test]

@@ -18,6 +18,8 @@ fn assert_start_failed(scene: &Scene, mut peer: Peer, why: &str) {
     drop(peer);
     assert_eq!(transcript.error_code(), Some(ErrorCode::StartFailed), "{why}: {transcript:?}");
     assert_eq!(transcript.frames, 1, "{why}: {transcript:?}");
+    let told = transcript.error.unwrap().1;
+    assert!(!told.contains("org.freedesktop") && !told.contains("job"), "{why}: the peer is told '{told}'");
     assert_nothing_ran(scene, why);
     scene.assert_idle(why);
 }

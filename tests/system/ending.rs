@@ -489,21 +489,43 @@ fn a_child_of_the_server_that_holds_the_socket_does_not_keep_a_session() {
 }
 
 #[test]
-fn a_stop_of_the_supervisor_tells_its_clients_and_leaves_nothing() {
+fn a_supervisor_that_shuts_down_tells_its_clients_and_leaves_nothing() {
     let mut fixture = Fixture::new();
     let mut sessions: Vec<Session> = (0..4).map(|_| fixture.start(&["sleep", "1000"])).collect();
 
-    fixture.root("systemctl stop opencode-pty-supervisor.service");
+    // Not by `systemctl stop`, with which the server would go first.
+    fixture.root(&format!("kill -TERM {}", fixture.supervisor_pid()));
 
-    assert_eq!(fixture.root("systemctl show -P Result opencode-pty-supervisor.service"), "success");
     for session in &mut sessions {
         let transcript = session.read_to_end();
         let exit = transcript.exit.unwrap();
-        // systemd stops them first, being bound to it: what ended them is TERM or the HUP behind it.
+        // What the manager says: TERM ended it, or the HUP behind it.
         assert_eq!((exit.code(), exit.result()), (2, "success"), "{exit}");
+        assert!([15, 1].contains(&exit.status()), "{exit}");
         fixture.assert_gone(&session.unit);
     }
+    wait_until("the supervisor to be gone", SOON, || {
+        let state = fixture.root("systemctl show --property=ActiveState,Result opencode-pty-supervisor.service");
+        if state.contains("ActiveState=inactive") && state.contains("Result=success") { Ok(()) } else { Err(state) }
+    });
     assert!(!fixture.host.path("/run/opencode-pty/supervisor.sock").exists());
+    drop(sessions);
+    fixture.restart_what_ended();
+}
+
+#[test]
+fn a_stop_of_the_supervisors_unit_leaves_nothing() {
+    let mut fixture = Fixture::new();
+    let (session, pids) = with_children(&fixture, "time.sleep(9999)");
+    let begun = Instant::now();
+
+    fixture.root("systemctl stop opencode-pty-supervisor.service");
+
+    assert!(begun.elapsed() < Duration::from_secs(15), "it took {:?}", begun.elapsed());
+    fixture.assert_gone(&session.unit);
+    assert_dead(&fixture, &pids);
+    assert_eq!(fixture.root("systemctl show --property=Result --value opencode-pty-supervisor.service"), "success");
+    drop(session);
     fixture.restart_what_ended();
 }
 
@@ -521,8 +543,8 @@ fn a_killed_supervisor_takes_its_sessions_with_it_and_comes_back() {
     assert!(transcript.exit.is_none() && transcript.error.is_none(), "{transcript:?}");
     wait_until("the supervisor to be back", SOON, || {
         let state =
-            fixture.root("systemctl show -P MainPID -P ActiveState opencode-pty-supervisor.service | tr '\\n' ' '");
-        if state.contains("active") && !state.contains("activating") && !state.contains(&before) {
+            fixture.root("systemctl show --property=MainPID,ActiveState opencode-pty-supervisor.service | tr '\\n' ' '");
+        if state.contains("ActiveState=active") && !state.contains(&format!("={before} ")) {
             Ok(())
         } else {
             Err(state)

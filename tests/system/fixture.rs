@@ -22,6 +22,8 @@ pub const SOON: Duration = Duration::from_secs(30);
 pub const RUNTIME: u32 = 120;
 /// Sessions the supervisor has places for.
 pub const PLACES: usize = 16;
+/// Starts what is not running.
+const START: &str = "systemctl start opencode-pty-supervisor.service opencode-v2.service";
 /// Between two looks at something that sends no event to here.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -37,6 +39,8 @@ impl Fixture {
     pub fn new() -> Self {
         let name = std::env::var("OPENCODE_PTY_TEST_HOST").expect("OPENCODE_PTY_TEST_HOST names a host that is up");
         let host = Host::attach(&name).unwrap();
+        // A test that failed may have left one of them down: that is its failure, not this one's.
+        host.sh_ok(START).unwrap();
         let standin = standin_of(&host);
         let fixture = Self { host, standin, scratch: Mutex::default() };
         fixture.assert_as_found();
@@ -45,7 +49,7 @@ impl Fixture {
 
     /// A host whose server or supervisor this test ends: the stand-in is another process afterwards.
     pub fn restart_what_ended(&mut self) {
-        self.root("systemctl start opencode-pty-supervisor.service opencode-v2.service");
+        self.root(START);
         self.standin = standin_of(&self.host);
     }
 

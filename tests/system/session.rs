@@ -189,7 +189,8 @@ fn a_shell_finds_a_usable_terminal_and_locale() {
 #[test]
 fn nothing_of_the_servers_environment_is_within_reach() {
     let fixture = Fixture::new();
-    let server = fixture.root("tr '\\0' '\\n' </proc/$(systemctl show -P MainPID opencode-v2.service)/environ");
+    let server =
+        fixture.root("tr '\\0' '\\n' </proc/$(systemctl show --property=MainPID --value opencode-v2.service)/environ");
     assert!(server.contains(PASSWORD_CANARY) && server.contains(ENVIRONMENT_CANARY), "the canaries are where we look");
 
     let seen = fixture.ask_python(

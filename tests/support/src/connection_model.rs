@@ -39,8 +39,8 @@ use crate::descriptors::send_now;
 /// How long anything here may take.
 const SOON: Duration = Duration::from_secs(20);
 /// Bounds of what a fuzzer can ask for: a stream's bytes, its sends, its descriptors (of 1,024 a process usually has).
-const STREAM_BYTES_MAX: usize = 200_000;
-const SENDS_MAX: usize = 300;
+const STREAM_BYTES_MAX: usize = 150_000;
+const SENDS_MAX: usize = 80;
 const DESCRIPTORS_MAX: usize = 600;
 
 /// What a descriptor holds.
@@ -300,7 +300,7 @@ impl Drop for Limited {
 
 /// What has to come of a scenario, and the least of it where time decides.
 fn expect(scenario: &Scenario) -> (Outcome, Session) {
-    let stream: Vec<u8> = scenario.sends.iter().flat_map(|send| send.bytes.iter().copied()).collect();
+    let stream = scenario.sends.iter().map(|send| send.bytes.as_slice()).collect::<Vec<_>>().concat();
     let refused = |code| (Outcome::Refused(code), Session::default());
     let unfinished = || {
         let outcome = if scenario.ending == Ending::Silence { Outcome::Waiting } else { Outcome::Gone };
@@ -385,7 +385,7 @@ fn frames_until(stream: &[u8], begin: usize, end: usize, closed: usize) -> Sessi
         session.received += payload.len() as u64;
         if !session.stop {
             let kept = payload.len().min(closed.saturating_sub(at));
-            session.input.extend(payload.iter().take(kept));
+            session.input.extend_from_slice(payload.get(..kept).unwrap_or_default());
         }
         at += len;
     }
@@ -493,7 +493,7 @@ impl Run {
     fn take_up_to(&self, most: usize) {
         self.inbox.input.change(|queue| {
             let count = queue.bytes().len().min(most);
-            self.input.borrow_mut().extend(queue.bytes().iter().take(count));
+            self.input.borrow_mut().extend_from_slice(queue.bytes().get(..count).unwrap_or_default());
             queue.consume(count);
         });
     }
@@ -619,6 +619,11 @@ impl Scenario {
     }
 }
 
+/// What is typed: bytes that differ from those 256 or 512 places on, so that none can stand in for another unnoticed.
+static PATTERN: LazyLock<Vec<u8>> =
+    LazyLock::new(|| (0..PATTERN_PERIOD as u8).cycle().take(PATTERN_PERIOD + 32_768).collect());
+const PATTERN_PERIOD: usize = 251;
+
 struct Script<'a> {
     rest: &'a [u8],
     pending: Vec<u8>,
@@ -658,10 +663,7 @@ impl Script<'_> {
             6 => {
                 let len = u32::try_from(self.number(3)).expect("three bytes");
                 let kind = u8::try_from(number).expect("five bits");
-                let mut header = b"OPTY\x01".to_vec();
-                header.extend([kind, 0, 0]);
-                header.extend(len.to_be_bytes());
-                self.put(&header);
+                self.put(&[b"OPTY\x01".as_slice(), &[kind, 0, 0], &len.to_be_bytes()].concat());
             }
             _ => {
                 let (back, change) = (usize::from(self.byte()), self.byte());
@@ -690,9 +692,9 @@ impl Script<'_> {
 
     fn put_input(&mut self, number: usize) {
         let len = if number == 31 { self.number(2) % 32_768 } else { number };
-        let payload: Vec<u8> = (self.input..=self.input + len).map(|at| (at % 251).to_le_bytes()[0]).collect();
-        self.input += payload.len();
-        self.put(&encode(Kind::Input, &payload).expect("1 to 32,768 bytes"));
+        let from = self.input % PATTERN_PERIOD;
+        self.input += len + 1;
+        self.put(&encode(Kind::Input, &PATTERN[from..=from + len]).expect("1 to 32,768 bytes"));
     }
 
     /// Descriptors: the byte's last four bits say of what kind, the others how many.
@@ -714,18 +716,21 @@ impl Script<'_> {
         if self.sends.len() < SENDS_MAX {
             self.sends.push(Send { bytes, descriptors, settle });
         } else if let Some(last) = self.sends.last_mut() {
-            last.bytes.extend(bytes);
+            last.bytes.extend_from_slice(&bytes);
         }
     }
 
     fn send_in_pieces(&mut self, size: usize) {
         let (with, settle) = (usize::from(self.byte()), size % 2 == 0);
         let mut descriptors = self.choose_descriptors();
-        let bytes = std::mem::take(&mut self.pending);
-        for (index, piece) in bytes.chunks(size).enumerate() {
-            self.pending = piece.to_vec();
-            let descriptors = if index == with { std::mem::take(&mut descriptors) } else { Vec::new() };
-            self.send(descriptors, settle);
+        let mut index = 0;
+        while !self.pending.is_empty() {
+            // Where there can be no further send, the rest stays for the last.
+            let full = self.sends.len() >= SENDS_MAX;
+            let rest = self.pending.split_off(if full { self.pending.len() } else { size.min(self.pending.len()) });
+            self.send(if index == with { std::mem::take(&mut descriptors) } else { Vec::new() }, settle);
+            self.pending = rest;
+            index += 1;
         }
     }
 }

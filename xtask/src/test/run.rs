@@ -86,6 +86,8 @@ pub fn logged(command: &mut Command, log: &Path) -> Ran {
         let mut bounded = Command::new("setpriv");
         bounded.args(["--pdeathsig", "TERM", "timeout", "--kill-after=10", &SECONDS_MAX.to_string()]);
         bounded.arg(command.get_program()).args(command.get_args());
+        // A failed assertion says where it is; thirty lines of libtest above it help nobody.
+        bounded.env("RUST_BACKTRACE", "0");
         for (name, value) in command.get_envs() {
             match value {
                 Some(value) => bounded.env(name, value),

@@ -146,7 +146,9 @@ fn start_transient_unit(state: &mut State, call: &Message, to_play: &mut Option<
     let directory = descriptor("StandardErrorFileDescriptor");
     let flag = |name: &str| properties.get(name).is_some_and(|value| bool::try_from(value) == Ok(true));
     let binds_to = properties.get("BindsTo").and_then(|value| value.try_clone().ok());
+    let left_behind = Unit::left_behind(&name, "activating", "");
     let unit = Unit {
+        control_group: state.script.control_group.clone().unwrap_or(left_behind.control_group.clone()),
         active: "activating".into(),
         sub: "start".into(),
         invocation: u128::from(job).to_be_bytes().to_vec(),
@@ -156,7 +158,7 @@ fn start_transient_unit(state: &mut State, call: &Message, to_play: &mut Option<
         directory,
         terminal,
         properties,
-        ..Unit::left_behind(&name, "activating", "")
+        ..left_behind
     };
     state.units.insert(name.clone(), unit);
     let mut messages = vec![

@@ -13,6 +13,8 @@ pub struct Script {
     pub launcher: Launcher,
     /// What a unit does when it is stopped.
     pub stop: Stopping,
+    /// The control group of units to come, if it is to be one that exists.
+    pub control_group: Option<String>,
 }
 
 /// A call that is not answered as it should be.

@@ -31,6 +31,7 @@ caller=$!
 wait -n -p ended "$build" "$caller"
 status=$?
 if [ "$ended" = "$caller" ]; then
+    exec >/dev/null 2>&1 # nobody reads any more, and a message about the killed job would kill this shell, too
     kill -KILL "$build"
     wait "$build"
     status=1

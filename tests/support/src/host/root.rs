@@ -153,7 +153,7 @@ fn install_tools(progress: &mut dyn FnMut(&str)) -> Result<(), Error> {
 fn apt_get(arguments: &[&str]) -> Result<(), Error> {
     let doing = format!("run apt-get {}", arguments.join(" "));
     let output = Command::new("apt-get")
-        .arg("--quiet")
+        .args(["--quiet", "--option", "DPkg::Lock::Timeout=300"])
         .args(arguments)
         .env("DEBIAN_FRONTEND", "noninteractive")
         .stdin(Stdio::null())

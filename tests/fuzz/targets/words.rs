@@ -1,0 +1,6 @@
+//! What OPENCODE_PTY_ARGV carries. `support::decoders` says what must hold.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    support::decoders::words(bytes);
+});

@@ -89,7 +89,7 @@ fn no_stream_of_frames_is_received_otherwise_than_the_specification_says() {
             stream = rest;
         }
         let ending = *random.choose(&[Ending::Close, Ending::HalfClose, Ending::Reset, Ending::Silence]);
-        match check(&Scenario { sends, closed_after: None, appetite: Appetite::Eager, ending }) {
+        match check(Scenario { sends, closed_after: None, appetite: Appetite::Eager, ending }) {
             Outcome::Session(session) if session.violation => violated += 1,
             Outcome::Session(_) => sound += 1,
             _ => refused += 1,
@@ -203,13 +203,13 @@ fn of_ten_thousand_abuses_only_exactly_one_directory_passes_and_no_descriptor_st
     }
     let (mut refused, mut passed, mut carried) = (0, 0, 0);
     // The harness opens what it keeps.
-    check(&abuses[0].scenario(&mut random));
+    check(abuses[0].scenario(&mut random));
     let before = open_descriptors();
     for abuse in abuses.iter().cycle() {
         if refused == ABUSES {
             break;
         }
-        let outcome = check(&abuse.scenario(&mut random));
+        let outcome = check(abuse.scenario(&mut random));
         assert_eq!(outcome.is_sound(), abuse.passes(), "{abuse:?}: {outcome:?}");
         carried += abuse.count;
         if abuse.passes() {

@@ -460,9 +460,9 @@ fn a_whole_session_runs_its_command_in_the_directory_with_nothing_but_what_it_sh
         "Seccomp:\t2",
         "SigBlk:\t0000000000000000",
         "SigIgn:\t0000000000000000",
-        // The shell that script(1) runs is what a stop has to end as well.
+        // The shell that script(1) runs is what a stop has to end as well, with TERM; ^C and ^\ are the command's.
         "outer SigBlk:\t0000000000000000",
-        "outer SigIgn:\t0000000000000000",
+        "outer SigIgn:\t0000000000000006",
         "Gid:\t65534\t65534\t65534\t65534",
         "24 80",
     ] {

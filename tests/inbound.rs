@@ -28,7 +28,7 @@ fn the_corpus_of_connections_is_received_as_its_names_say() {
         let name = path.file_name().unwrap().to_str().unwrap();
         let scenario = Scenario::from_bytes(&std::fs::read(&path).unwrap());
         println!("{name}: {} sends, {:?}, {:?}", scenario.sends.len(), scenario.appetite, scenario.ending);
-        let outcome = check(&scenario);
+        let outcome = check(scenario);
         let over = matches!(outcome, Outcome::Waiting | Outcome::Gone);
         assert!(!name.starts_with("ok-") || outcome.is_sound(), "{name}: {outcome:?}");
         assert!(!name.starts_with("bad-") || !(outcome.is_sound() || over), "{name}: {outcome:?}");
@@ -50,12 +50,12 @@ fn descriptors_that_do_not_fit_into_the_table_end_the_session_and_those_that_did
             let scenario =
                 |sends| Scenario { sends, closed_after: None, appetite: Appetite::Eager, ending: Ending::Close };
 
-            let outcome = observe_with_room_for(room, &scenario(vec![sent(start.clone(), count)]));
+            let outcome = observe_with_room_for(room, scenario(vec![sent(start.clone(), count)]));
             let passes = count == 1 && room > 0;
             assert_eq!(outcome.is_sound(), passes, "room {room}, {count} with the start: {outcome:?}");
             assert!(passes || outcome == Outcome::Refused(ErrorCode::BadFrame), "room {room}, {count}: {outcome:?}");
 
-            let outcome = observe_with_room_for(room, &scenario(vec![sent(start, 1), sent(input, count)]));
+            let outcome = observe_with_room_for(room, scenario(vec![sent(start, 1), sent(input, count)]));
             match outcome {
                 Outcome::Session(session) => assert!(room > 0 && session.violation, "room {room}, {count} behind it"),
                 other => assert_eq!((room, other), (0, Outcome::Refused(ErrorCode::BadFrame))),

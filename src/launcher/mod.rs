@@ -112,8 +112,12 @@ fn prepare() -> Result<(Command, Isolation), Error> {
     let account = Account::of_this_process()?;
     let script = script_command(&account, &start);
 
-    // 7. Ignored signals and the mask survive execve, so a session would inherit what its unit had.
+    // 7. Ignored signals and the mask survive execve, so a session would inherit what its unit had. Then, for the
+    //    shells between script(1) and the command alone: one of them stays in the terminal's foreground process
+    //    group, and a ^C that the command handles would end it, and with it the command's exit code. Inner-exec
+    //    sets both signals to default again.
     inherited::reset_signals().doing("reset the signals")?;
+    inherited::ignore_keyboard_signals().doing("ignore the keyboard's signals")?;
 
     // 8. Last, so that `started` is the truth. Descriptor 3 stays open across script(1), for inner-exec.
     keep_own_program_open()?;

@@ -39,30 +39,21 @@ pub fn close_from(first: c_uint) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// The kernel's `struct sigaction` on amd64, not the C library's: that one refuses two real-time signals.
+#[repr(C)]
+struct KernelSigaction {
+    handler: usize,
+    flags: u64,
+    restorer: usize,
+    mask: u64,
+}
+
 /// Sets every signal to its default action and lets all of them through.
 ///
 /// execve(2) keeps ignored signals ignored and the mask as it is, so without this a session would inherit both.
 pub fn reset_signals() -> io::Result<()> {
-    /// The kernel's `struct sigaction` on amd64, not the C library's: that one refuses two real-time signals.
-    #[repr(C)]
-    struct KernelSigaction {
-        handler: usize,
-        flags: u64,
-        restorer: usize,
-        mask: u64,
-    }
-    let default = KernelSigaction { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
     for signal in (1..=SIGNAL_MAX).filter(|signal| ![libc::SIGKILL, libc::SIGSTOP].contains(signal)) {
-        // SAFETY: `default` lives through the call and has the layout that the call reads; its mask has the 8 bytes
-        // said in the last argument. The null pointer means that the old action is not asked for. The default
-        // action runs no code of ours.
-        let result = unsafe {
-            let no_old = std::ptr::null_mut::<KernelSigaction>();
-            libc::syscall(libc::SYS_rt_sigaction, signal, &raw const default, no_old, size_of::<u64>())
-        };
-        if result != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        set_action(signal, libc::SIG_DFL)?;
     }
     let nothing_blocked: u64 = 0;
     // SAFETY: `nothing_blocked` lives through the call and has the 8 bytes said in the last argument. The null
@@ -70,6 +61,25 @@ pub fn reset_signals() -> io::Result<()> {
     let result = unsafe {
         let no_old = std::ptr::null_mut::<u64>();
         libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const nothing_blocked, no_old, size_of::<u64>())
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Ignores a terminal's two signals, SIGINT and SIGQUIT, here and in what is executed next.
+pub fn ignore_keyboard_signals() -> io::Result<()> {
+    set_action(libc::SIGINT, libc::SIG_IGN)?;
+    set_action(libc::SIGQUIT, libc::SIG_IGN)
+}
+
+/// Sets one signal's action to `SIG_DFL` or `SIG_IGN`.
+fn set_action(signal: c_int, handler: usize) -> io::Result<()> {
+    let action = KernelSigaction { handler, flags: 0, restorer: 0, mask: 0 };
+    // SAFETY: `action` lives through the call and has the layout that the call reads; its mask has the 8 bytes said
+    // in the last argument. The null pointer means that the old action is not asked for. Neither action runs code
+    // of ours.
+    let result = unsafe {
+        let no_old = std::ptr::null_mut::<KernelSigaction>();
+        libc::syscall(libc::SYS_rt_sigaction, signal, &raw const action, no_old, size_of::<u64>())
     };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

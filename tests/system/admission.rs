@@ -22,18 +22,18 @@ const BOUNDED: Duration = Duration::from_secs(7);
 struct Bait<'a> {
     fixture: &'a Fixture,
     directory: String,
+    /// A program that asks for the bait and prints what the supervisor did, one line.
+    probe: String,
 }
 
 impl<'a> Bait<'a> {
     fn new(fixture: &'a Fixture) -> Self {
-        let directory = fixture.scratch();
-        fixture.root(&format!("chmod 0777 {directory}"));
-        Self { fixture, directory }
-    }
-
-    /// The shell words of a probe that asks for the bait.
-    fn probe(&self) -> String {
-        format!("{PROBE} probe {SOCKET} /bin/sh -c 'touch {}/taken'", self.directory)
+        let (directory, tools) = (fixture.scratch(), fixture.scratch());
+        fixture.root(&format!("chmod 0777 {directory} && chmod 0755 {tools}"));
+        let probe = format!("{tools}/probe");
+        let script = format!("#!/bin/sh\nexec {PROBE} probe {SOCKET} /bin/sh -c 'touch {directory}/taken'\n");
+        fixture.write(&probe, 0o755, &script);
+        Self { fixture, directory, probe }
     }
 
     /// Runs a script as root of the host, which probes; gives the probe's line.
@@ -83,14 +83,14 @@ fn a_child_and_a_grandchild_of_the_server_are_closed_without_a_word() {
     let fixture = Fixture::new();
     let bait = Bait::new(&fixture);
     assert_eq!(fixture.standin.probe_from_child().unwrap(), Probed::Closed);
-    let probe = bait.probe();
+    let probe = &bait.probe;
     for script in [
         format!("exec {probe}"),
         format!("{probe}; true"),
-        format!("(sh -c \"$0; true\" '{}'); true", probe.replace('\'', "\"")),
+        format!("sh -c 'sh -c \"{probe}; true\"; true'; true"),
         format!("setsid {probe}"),
-        // Its parent is gone: its group is all that it has of the server.
-        format!("setsid sh -c '(sleep 0.2; {} >{2}/said) & exit' & wait $!; while ! grep -q . {2}/said; do sleep 0.05; done 2>/dev/null; cat {2}/said; rm {2}/said; : {1}", probe.replace('\'', "\""), "", bait.directory),
+        // Its parent is gone: the group is all that it has of the server.
+        format!("(setsid sh -c 'while kill -0 '$$'; do sleep 0.01; done; {probe}' & ) 2>/dev/null"),
     ] {
         let begun = Instant::now();
         let finished = fixture.standin.spawn(&["/bin/sh", "-c", &script]).unwrap();
@@ -107,7 +107,7 @@ fn a_process_that_was_moved_into_the_servers_control_group_is_closed_without_a_w
     let seen = bait.by_script(&format!(
         "echo $$ >/sys/fs/cgroup{group}/cgroup.procs && grep ^0:: /proc/self/cgroup &&
         exec setpriv --reuid byk --regid byk --init-groups -- {}",
-        bait.probe()
+        bait.probe
     ));
     assert_eq!(seen, format!("0::{group}\nclosed"));
 }
@@ -117,13 +117,13 @@ fn the_account_elsewhere_is_closed_without_a_word() {
     let fixture = Fixture::new();
     let bait = Bait::new(&fixture);
     let begun = Instant::now();
-    assert_eq!(outside(&fixture, &[], &["/bin/sh", "-c", &bait.probe()]), "closed");
+    assert_eq!(outside(&fixture, &[], &["/bin/sh", "-c", &bait.probe]), "closed");
     assert!(begun.elapsed() < BOUNDED);
     // Nor with everything of the server's that an operator could give another unit.
     let like = [&*format!("JoinsNamespaceOf={SERVER}"), "PrivateTmp=yes", "NoNewPrivileges=yes", "Slice=system.slice"];
-    assert_eq!(outside(&fixture, &like, &["/bin/sh", "-c", &bait.probe()]), "closed");
+    assert_eq!(outside(&fixture, &like, &["/bin/sh", "-c", &bait.probe]), "closed");
     // In no unit at all, as an ssh login without a session would be.
-    let seen = bait.by_script(&format!("exec setpriv --reuid byk --regid byk --init-groups -- {}", bait.probe()));
+    let seen = bait.by_script(&format!("exec setpriv --reuid byk --regid byk --init-groups -- {}", bait.probe));
     assert_eq!(seen, "closed");
 }
 
@@ -131,13 +131,13 @@ fn the_account_elsewhere_is_closed_without_a_word() {
 fn root_is_closed_without_a_word() {
     let fixture = Fixture::new();
     let bait = Bait::new(&fixture);
-    assert_eq!(bait.by_script(&bait.probe()), "closed");
+    assert_eq!(bait.by_script(&bait.probe), "closed");
     // Root is the supervisor's own user, and still a stranger to it where the server is.
     let group = fixture.root(&format!("systemctl show --value -p ControlGroup {SERVER}"));
-    let seen = bait.by_script(&format!("echo $$ >/sys/fs/cgroup{group}/cgroup.procs; exec {}", bait.probe()));
+    let seen = bait.by_script(&format!("echo $$ >/sys/fs/cgroup{group}/cgroup.procs; exec {}", bait.probe));
     assert_eq!(seen, "closed");
     // One half of the account is not the account.
-    let as_user = |options: &str| bait.by_script(&format!("exec setpriv {options} -- {}", bait.probe()));
+    let as_user = |options: &str| bait.by_script(&format!("exec setpriv {options} -- {}", bait.probe));
     assert_eq!(as_user("--reuid root --regid byk --clear-groups"), "closed");
     assert_eq!(as_user("--reuid byk --regid root --groups byk"), "closed");
 }
@@ -146,7 +146,7 @@ fn root_is_closed_without_a_word() {
 fn others_do_not_even_reach_the_socket() {
     let fixture = Fixture::new();
     let bait = Bait::new(&fixture);
-    let as_user = |options: &str| bait.by_script(&format!("exec setpriv {options} -- {}", bait.probe()));
+    let as_user = |options: &str| bait.by_script(&format!("exec setpriv {options} -- {}", bait.probe));
     let seen = as_user("--reuid eve --regid eve --clear-groups");
     assert!(seen.starts_with("refused Permission denied"), "{seen}");
     // Whom somebody has put into the account's group reaches it, and is nobody there.
@@ -157,7 +157,8 @@ fn others_do_not_even_reach_the_socket() {
 #[test]
 fn the_socket_is_roots_for_the_account_and_its_directory_is_closed_to_others() {
     let fixture = Fixture::new();
-    let seen = fixture.root("stat -c '%F %U %G %a' /run/opencode-pty /run/opencode-pty/supervisor.sock; ls -A /run/opencode-pty");
+    let seen = fixture
+        .root("stat -c '%F %U %G %a' /run/opencode-pty /run/opencode-pty/supervisor.sock; ls -A /run/opencode-pty");
     assert_eq!(seen, "directory root byk 750\nsocket root byk 660\nsupervisor.sock");
 }
 
@@ -173,22 +174,28 @@ fn assert_refused(transcript: &Transcript, what: &str) {
 #[test]
 fn a_connection_from_before_a_restart_of_the_server_is_no_good_after_it() {
     let mut fixture = Fixture::new();
-    for kill in [format!("systemctl restart {SERVER}"), format!("kill -KILL {}; systemctl restart {SERVER}", "$MAIN")] {
+    // Outside the server's group a child of it survives the restart.
+    let elsewhere = "/sys/fs/cgroup/test-elsewhere";
+    for restart in ["systemctl restart opencode-v2.service", "kill -KILL $MAIN; systemctl restart opencode-v2.service"]
+    {
         let before = fixture.standin.pid();
         let early = fixture.standin.peer().unwrap();
-        // A copy that the server itself made for a child, too: nobody has hung up.
         let (held, child) = fixture.standin.peer_held_by_child().unwrap();
+        fixture.root(&format!("mkdir -p {elsewhere} && echo {child} >{elsewhere}/cgroup.procs"));
         // Both are known as the server's by now: it has been served since.
         assert_eq!(fixture.ask(&["echo", "meanwhile"]), "meanwhile");
 
-        fixture.root(&format!("MAIN={before}; {kill}"));
+        fixture.root(&format!("MAIN={before}; {restart}"));
         fixture.restart_what_ended();
         assert_ne!(fixture.standin.pid(), before);
 
-        assert_refused(&start_on(&fixture, early), "one that nobody else holds");
-        assert_refused(&start_on(&fixture, held), "one that a child holds");
+        let (early, held) = (start_on(&fixture, early), start_on(&fixture, held));
+        let alive = fixture.is_alive(&child.to_string());
+        fixture.root(&format!("kill -KILL {child}; while ! rmdir {elsewhere} 2>/dev/null; do sleep 0.01; done"));
+        assert!(alive, "nobody held the connection, so this test tries nothing");
+        assert_refused(&early, "one that nobody else holds");
+        assert_refused(&held, "one that a child holds");
         assert_eq!(fixture.left_of_sessions(), "");
-        let _ = fixture.host.sh(&format!("kill -KILL {child}"));
         assert_eq!(fixture.ask(&["echo", "again"]), "again");
     }
 }
@@ -212,7 +219,8 @@ impl<'a> Gate<'a> {
     /// Waits until the unit is in this state.
     fn wait_for(&self, state: &str) {
         wait_until(&format!("the server's unit to be {state}"), SOON, || {
-            let now = self.fixture.root(&format!("systemctl show -p ActiveState,SubState --value {SERVER} | tr '\\n' ' '"));
+            let now =
+                self.fixture.root(&format!("systemctl show -p ActiveState,SubState --value {SERVER} | tr '\\n' ' '"));
             if now.trim_end() == state { Ok(()) } else { Err(now) }
         });
     }
@@ -253,7 +261,8 @@ fn the_server_is_refused_before_its_unit_is_up() {
     let gate = Gate::new(&fixture, "ExecStartPost");
     fixture.root(&format!("systemctl stop {SERVER}; systemctl --no-block start {SERVER}"));
     gate.wait_for("activating start-post");
-    let standin = support::standin::Standin::connect_within(fixture.host.path(support::standin::CONTROL_PATH), SOON).unwrap();
+    let standin =
+        support::standin::Standin::connect_within(fixture.host.path(support::standin::CONTROL_PATH), SOON).unwrap();
 
     let early = start_on(&fixture, standin.peer().unwrap());
     assert_eq!(early.error_code(), Some(ErrorCode::Unauthenticated), "{early:?}");

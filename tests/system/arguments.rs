@@ -39,9 +39,9 @@ impl Echo {
         let words: Vec<&str> = std::iter::once("./echo").chain(args.iter().copied()).collect();
         let transcript = self.fixture.run_in(self.dir(), &words);
         assert_eq!(transcript.exit, Some(exited(0)), "{args:?}: {}", transcript.text());
-        let hex = |arg: &str| arg.bytes().map(|byte| format!("{byte:02x}")).collect::<String>();
-        let expected: String = args.iter().map(|arg| format!("arg {}\r\n", hex(arg))).collect();
-        assert!(transcript.text() == expected, "{args:?} arrived as {}", transcript.text());
+        let hex = |arg: &&str| arg.bytes().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat();
+        let lines: Vec<String> = args.iter().map(|arg| format!("arg {}\r\n", hex(arg))).collect();
+        assert!(transcript.text() == lines.concat(), "{args:?} arrived as {}", transcript.text());
     }
 }
 

@@ -15,7 +15,7 @@ use crate::fixture::{Fixture, RUNTIME, SOON, Session, exited, side_by_side, wait
 const GONE: Duration = Duration::from_secs(5);
 
 /// Says the pids of a child in a session of its own, of one that was forked twice, and of one that ignores signals.
-const CHILDREN: &str = r#"
+const CHILDREN: &str = r"
 import os, signal, time
 def told(name):
     os.write(1, f'{name} {os.getpid()}\n'.encode())
@@ -33,7 +33,7 @@ if os.fork() == 0:
     for number in signal.SIGTERM, signal.SIGHUP, signal.SIGINT:
         signal.signal(number, signal.SIG_IGN)
     told('immune')
-"#;
+";
 
 /// Starts [`CHILDREN`] and then `rest`; gives the session and the children's pids.
 fn with_children(fixture: &Fixture, rest: &str) -> (Session, Vec<String>) {
@@ -96,13 +96,12 @@ fn a_stop_works_while_a_flood_comes_and_nobody_reads_it() {
     let fixture = Fixture::new();
     let mut session = fixture.start(&["yes"]);
     let pid = fixture.wait_for_process(&session.unit, "yes");
-    // It is blocked: its terminal is full, script(1) is in a write.
-    wait_until("yes to be stuck in a write", SOON, || {
-        let place = fixture.root(&format!("cat /proc/{pid}/wchan /proc/{pid}/stat"));
-        let seen = fixture
-            .root(&format!("cut -d ' ' -f 14,15 /proc/{pid}/stat; sleep 0.2; cut -d ' ' -f 14,15 /proc/{pid}/stat"));
+    // Its terminal is full, and script(1) is in a write that nobody takes.
+    wait_until("yes to stand still", SOON, || {
+        let ticks = format!("cut -d ' ' -f 14,15 /proc/{pid}/stat");
+        let seen = fixture.root(&format!("{ticks}; sleep 0.2; {ticks}"));
         let mut lines = seen.lines();
-        if lines.next() == lines.next() { Ok(()) } else { Err(place) }
+        if lines.next() == lines.next() { Ok(()) } else { Err(format!("CPU time {seen}")) }
     });
 
     let transcript = session.stop_and_read();
@@ -542,8 +541,8 @@ fn a_killed_supervisor_takes_its_sessions_with_it_and_comes_back() {
     let transcript = session.peer.read_until_closed(SOON).unwrap();
     assert!(transcript.exit.is_none() && transcript.error.is_none(), "{transcript:?}");
     wait_until("the supervisor to be back", SOON, || {
-        let state =
-            fixture.root("systemctl show --property=MainPID,ActiveState opencode-pty-supervisor.service | tr '\\n' ' '");
+        let state = fixture
+            .root("systemctl show --property=MainPID,ActiveState opencode-pty-supervisor.service | tr '\\n' ' '");
         if state.contains("ActiveState=active") && !state.contains(&format!("={before} ")) {
             Ok(())
         } else {

@@ -36,12 +36,13 @@ impl Scene {
         Self { fixture, dir, descriptors }
     }
 
-    /// A start of `touch it-ran` that is right in every respect.
+    /// The payload of a start that is right in every respect.
     fn start(&self) -> Vec<u8> {
-        self.start_payload_of(&["true"])
+        self.start_of(&["true"])
     }
 
-    fn start_payload_of(&self, words: &[&str]) -> Vec<u8> {
+    /// The same with these words.
+    fn start_of(&self, words: &[&str]) -> Vec<u8> {
         start_for(&self.dir, RUNTIME, words).unwrap().encode()
     }
 
@@ -120,7 +121,7 @@ fn a_header_that_is_wrong_is_refused() {
         ("type 255", 5, &[255]),
         ("first reserved byte", 6, &[1]),
         ("second reserved byte", 7, &[1]),
-        ("a payload over the limit", 8, &(FRAME_PAYLOAD_BYTES_MAX as u32 + 1).to_be_bytes()),
+        ("a payload over the limit", 8, &(FRAME_PAYLOAD_BYTES_MAX + 1).to_be_bytes()[4..]),
         ("the longest length there is", 8, &[0xff; 4]),
         ("an empty start", 8, &[0; 4]),
         ("a start too short to be one", 8, &24_u32.to_be_bytes()),
@@ -159,7 +160,7 @@ fn a_start_whose_parts_are_wrong_is_refused() {
 
     for (what, payload) in [
         ("an empty command", payload(dir, RUNTIME, 0, 1, &part(b"x"))),
-        ("a command over the limit", payload(dir, RUNTIME, long_command.len() as u16, 0, &long_command)),
+        ("a command over the limit", payload(dir, RUNTIME, 4_097, 0, &long_command)),
         ("a command longer than the payload", payload(dir, RUNTIME, 5, 0, b"true")),
         ("a command shorter than the payload", payload(dir, RUNTIME, 3, 0, b"true")),
         ("NUL in the command", payload(dir, RUNTIME, 4, 0, b"tr\0e")),
@@ -174,7 +175,7 @@ fn a_start_whose_parts_are_wrong_is_refused() {
         ("a byte too many", with_args(1, &[0, 1, b'x', b'y'])),
         ("an argument over the limit", with_args(1, &part(&long_arg))),
         ("arguments together over the limit", with_args(5, &[args_over, part(b"x")].concat())),
-        ("an argument too many", with_args(ARGS_MAX as u16 + 1, &part(b"x").repeat(ARGS_MAX + 1))),
+        ("an argument too many", with_args(129, &part(b"x").repeat(ARGS_MAX + 1))),
         ("as many arguments as can be said", with_args(u16::MAX, &part(b"x"))),
         ("NUL in an argument", with_args(1, &part(b"a\0b"))),
         ("an argument that is not UTF-8", with_args(2, &[part(b"fine"), part(b"\xf0\x9f\xa6")].concat())),
@@ -190,9 +191,9 @@ fn a_start_at_each_limit_is_accepted() {
     let scene = Scene::new();
     let arg = "x".repeat(ARG_BYTES_MAX);
     let words: Vec<String> = [vec!["true".to_owned()], vec![arg; 4], vec![String::new(); ARGS_MAX - 4]].concat();
-    let stat = rustix::fs::fstat(&scene.dir).unwrap();
+    let found = rustix::fs::fstat(&scene.dir).unwrap();
     for runtime in [0, 1, RUNTIME_SECONDS_MAX] {
-        let start = Start::new(stat.st_dev, stat.st_ino, runtime, Words::new(words.clone()).unwrap()).unwrap();
+        let start = Start::new(found.st_dev, found.st_ino, runtime, Words::new(words.clone()).unwrap()).unwrap();
         let mut peer = scene.fixture.standin.peer().unwrap();
         peer.send_start(&start, &scene.dir).unwrap();
         let transcript = peer.read_to_end(SOON).unwrap();
@@ -233,7 +234,7 @@ fn a_second_descriptor_with_a_later_piece_of_the_start_is_refused() {
 #[test]
 fn a_start_in_pieces_is_accepted() {
     let scene = Scene::new();
-    let start = frame(1, &scene.start_payload_of(&["echo", "in pieces"]));
+    let start = frame(1, &scene.start_of(&["echo", "in pieces"]));
     for size in [1, 5, 12, 13] {
         let mut peer = scene.fixture.standin.peer().unwrap();
         let mut descriptors = vec![scene.dir.as_fd()];
@@ -274,11 +275,11 @@ fn a_descriptor_that_is_no_directory_is_refused() {
 #[test]
 fn a_directory_that_is_not_the_one_in_the_frame_is_refused() {
     let scene = Scene::new();
-    let stat = rustix::fs::fstat(&scene.dir).unwrap();
+    let found = rustix::fs::fstat(&scene.dir).unwrap();
     let words = || Words::new(vec!["true".to_owned()]).unwrap();
     for (what, dev, ino) in [
-        ("another inode", stat.st_dev, stat.st_ino + 1),
-        ("another device", stat.st_dev + 1, stat.st_ino),
+        ("another inode", found.st_dev, found.st_ino + 1),
+        ("another device", found.st_dev + 1, found.st_ino),
         ("nothing", 0, 0),
         ("everything", u64::MAX, u64::MAX),
     ] {

@@ -11,7 +11,7 @@ use support::peer::Frame;
 use crate::fixture::{Fixture, RUNTIME, SOON, at_a_time, exited, side_by_side, wait_until};
 
 /// How long a session that moves many megabytes may take. Chosen: seconds are usual.
-const LONG: Duration = Duration::from_secs(120);
+const LONG: Duration = Duration::from_mins(2);
 
 /// The numbers up to `last` as a terminal shows them.
 fn numbers(last: u32) -> Vec<u8> {

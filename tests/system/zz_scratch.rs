@@ -1,17 +1,13 @@
 //! Scratch of the threats helper; not kept.
 use crate::fixture::Fixture;
 #[test]
-fn zz_outsider_stops() {
+fn zz_show() {
     let fixture = Fixture::new();
-    for command in ["exec sleep 600", "exec cat", "while :; do sleep 1; done"] {
-    for verb in ["stop", "stop", "stop", "restart", "restart"] {
-        let mut session = fixture.start_sh(&format!("echo ready; {command}"));
-        session.line("ready");
-        let begun = std::time::Instant::now();
-        fixture.root(&format!("systemctl {verb} {}", session.unit));
-        let took = begun.elapsed();
-        let exit = session.read_to_end().exit.unwrap();
-        eprintln!("{command}: {verb}: {exit} after {took:?}, record after {:?}", begun.elapsed());
-        fixture.wait_until_gone(&session.unit, crate::fixture::SOON);
-    }}
+    let mut session = fixture.start_sh("echo ready; read line");
+    session.line("ready");
+    for unit in [session.unit.as_str(), "opencode-pty-supervisor.service", "opencode-pty.slice"] {
+    eprintln!("{}", fixture.root(&format!("systemctl show {unit} | grep -E '^(Type|Slice|User|Group|NoNew|UMask|Kill|Send|Final|Timeout|Runtime|IgnoreS|OOM|Deleg|BindsTo|After|Collect|Std|Standard|Ambient|Capab|Inacc|Tempo|BindRead|Private|Joins|Restrict|Lock|Protect|Keyring|CPU|Memory|Tasks|IO|Exec|Env|Desc|Perpet|NotifyA|Restart|System|Drop|WatchdogU|StartLimitI|Proc|Device|IPAddressD|Limit(NOFILE|CORE)|Nice|Supplem)' | sed 's/^/{}: /'", unit.get(..16).unwrap())));
+    }
+    eprintln!("{}", fixture.root("P=$(systemctl show -p MainPID --value opencode-pty-supervisor); cat /proc/$P/status /proc/$P/limits /proc/$P/cgroup /proc/$P/oom_score_adj /proc/$P/mountinfo; ls -l /proc/$P/ns /proc/$P/fd; cut -d ' ' -f 19 /proc/$P/stat; ls /proc/$P/task"));
+    session.stop_and_read();
 }

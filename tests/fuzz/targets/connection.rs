@@ -4,5 +4,5 @@
 use support::connection_model::{Scenario, check};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    check(&Scenario::from_bytes(bytes));
+    check(Scenario::from_bytes(bytes));
 });

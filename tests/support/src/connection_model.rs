@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use opencode_pty::frame::message::{ErrorCode, Start, Words};
@@ -89,7 +89,7 @@ struct Shelf {
 
 static SHELF: LazyLock<Shelf> = LazyLock::new(Shelf::stock);
 /// Descriptors are counted in the whole process, so there is one scenario at a time.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+static ENGINE: LazyLock<Mutex<Engine>> = LazyLock::new(|| Mutex::new(Engine::start()));
 
 impl Shelf {
     fn stock() -> Self {
@@ -232,9 +232,10 @@ pub fn open_descriptors() -> usize {
 }
 
 /// Runs a scenario and compares; panics where the supervisor's code and the model differ, or a descriptor stays open.
-pub fn check(scenario: &Scenario) -> Outcome {
-    let observed = observe(scenario, None);
-    let (expected, at_least) = expect(scenario);
+pub fn check(scenario: Scenario) -> Outcome {
+    let scenario = Arc::new(scenario);
+    let observed = observe(&scenario, None);
+    let (expected, at_least) = expect(&scenario);
     match (&observed, &expected) {
         (Outcome::Session(observed), Outcome::Session(expected)) => {
             assert!(
@@ -255,15 +256,14 @@ pub fn check(scenario: &Scenario) -> Outcome {
 
 /// Runs a scenario in a process that can take only so many descriptors more, which the model knows nothing of; panics
 /// where one stays open.
-pub fn observe_with_room_for(descriptors: usize, scenario: &Scenario) -> Outcome {
-    observe(scenario, Some(descriptors))
+pub fn observe_with_room_for(descriptors: usize, scenario: Scenario) -> Outcome {
+    observe(&Arc::new(scenario), Some(descriptors))
 }
 
-fn observe(scenario: &Scenario, room: Option<usize>) -> Outcome {
-    LazyLock::force(&SHELF);
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+fn observe(scenario: &Arc<Scenario>, room: Option<usize>) -> Outcome {
+    let engine = ENGINE.lock().unwrap_or_else(PoisonError::into_inner);
     let before = open_descriptors();
-    let observed = run(scenario, room);
+    let observed = engine.run(scenario, room);
     // The pool closes on threads of its own.
     let deadline = Instant::now() + SOON;
     loop {
@@ -272,7 +272,33 @@ fn observe(scenario: &Scenario, room: Option<usize>) -> Outcome {
             return observed;
         }
         assert!(Instant::now() < deadline, "{after} descriptors are open instead of {before}");
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_micros(10));
+    }
+}
+
+/// A thread that runs scenarios, and the reactor with them: entered anew for each, it would change threads at every event.
+struct Engine {
+    scenarios: smol::channel::Sender<(Arc<Scenario>, Option<usize>)>,
+    outcomes: mpsc::Receiver<Outcome>,
+}
+
+impl Engine {
+    fn start() -> Self {
+        LazyLock::force(&SHELF);
+        let (scenarios, next) = smol::channel::bounded::<(Arc<Scenario>, _)>(1);
+        let (outcome, outcomes) = mpsc::channel();
+        let work = async move {
+            while let Ok((scenario, room)) = next.recv().await {
+                let _ = outcome.send(run(&scenario, room).await);
+            }
+        };
+        std::thread::spawn(|| smol::block_on(work));
+        Self { scenarios, outcomes }
+    }
+
+    fn run(&self, scenario: &Arc<Scenario>, room: Option<usize>) -> Outcome {
+        self.scenarios.try_send((Arc::clone(scenario), room)).expect("the engine is idle, unless it panicked");
+        self.outcomes.recv_timeout(SOON).expect("an event or an end comes soon, unless the engine panicked")
     }
 }
 
@@ -395,7 +421,7 @@ fn frames_until(stream: &[u8], begin: usize, end: usize, closed: usize) -> Sessi
 // ---- the real thing ----------------------------------------------------------------------------------------
 
 /// Drives the supervisor's code through a scenario.
-fn run(scenario: &Scenario, room: Option<usize>) -> Outcome {
+async fn run(scenario: &Scenario, room: Option<usize>) -> Outcome {
     let (client, server) = UnixStream::pair().expect("a socketpair can be made");
     let server = Rc::new(Async::new(server).expect("the reactor works"));
     if scenario.ending == Ending::Reset {
@@ -408,25 +434,14 @@ fn run(scenario: &Scenario, room: Option<usize>) -> Outcome {
         looking: Cell::new(false),
         outcome: RefCell::new(Outcome::Waiting),
     };
-    let limited = room.map(Limited::to);
-    let in_time = smol::block_on(async {
-        let receiving = async {
-            run.receive().await;
-            true
-        };
-        let sending = async {
-            run.send(scenario, client).await;
-            if scenario.ending == Ending::Silence { true } else { pending().await }
-        };
-        let taking = run.take(scenario.appetite);
-        let clock = async {
-            smol::Timer::after(SOON).await;
-            false
-        };
-        receiving.or(taking).or(sending).or(clock).await
-    });
-    drop(limited);
-    assert!(in_time, "neither an event nor an end after {SOON:?}: {:?}", run.outcome);
+    let _limited = room.map(Limited::to);
+    let sending = async {
+        run.send(scenario, client).await;
+        if scenario.ending != Ending::Silence {
+            pending::<()>().await;
+        }
+    };
+    run.receive().or(run.take(scenario.appetite)).or(sending).await;
     run.finish()
 }
 
@@ -481,7 +496,7 @@ impl Run {
     }
 
     /// The session's side of the queue.
-    async fn take<T>(&self, appetite: Appetite) -> T {
+    async fn take(&self, appetite: Appetite) {
         loop {
             let least_space = if appetite == Appetite::Late { 0 } else { usize::MAX };
             self.inbox.input.wait_for(|queue| (!queue.is_empty() && queue.space() <= least_space).then_some(())).await;

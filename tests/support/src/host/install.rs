@@ -23,10 +23,9 @@ pub fn install(host: &Host, binary: &Path) -> Result<(), Error> {
     let libexec = "/usr/local/libexec";
     host.sh_ok(&format!("mkdir -p {libexec} /usr/local/sbin /etc/systemd/system"))?;
     let program = format!("{libexec}/opencode-pty-supervisor");
-    copy(host, binary, &format!("{program}.new"), (0, 0))?;
+    copy(host, binary, &program, (0, 0))?;
     host.sh_ok(&format!(
         "set -e
-        mv -f {program}.new {program}
         ln -f {program} {libexec}/opencode-pty-launcher
         ln -f {program} {libexec}/opencode-pty-client
         ln -sf {program} /usr/local/sbin/opencode-pty"
@@ -88,11 +87,14 @@ fn install_unit(host: &Host, unit: &str) -> Result<(), Error> {
     write(host, &format!("/etc/systemd/system/{unit}"), 0o644, &text)
 }
 
+/// Copies a program into place by a rename, since the one that is there may be running.
 fn copy(host: &Host, source: &Path, path: &str, (uid, gid): (u32, u32)) -> Result<(), Error> {
     let target = host.path(path);
-    fs::copy(source, &target)
-        .and_then(|_| fs::set_permissions(&target, fs::Permissions::from_mode(0o755)))
-        .and_then(|()| chown(&target, Some(uid), Some(gid)))
+    let new = host.path(&format!("{path}.new"));
+    fs::copy(source, &new)
+        .and_then(|_| fs::set_permissions(&new, fs::Permissions::from_mode(0o755)))
+        .and_then(|()| chown(&new, Some(uid), Some(gid)))
+        .and_then(|()| fs::rename(&new, &target))
         .map_err(Error::system(format!("copy {} to {path} of {host}", source.display())))
 }
 

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use opencode_pty::frame::message::Exit;
 use support::fake_manager::Launcher;
 
-use crate::scene::{LONG, Scene};
+use crate::scene::{LONG, Scene, impostor_path};
 
 /// A session whose echo works.
 fn echoing(scene: &Scene) -> (support::peer::Peer, String) {
@@ -115,39 +115,20 @@ fn output_during_a_restart_of_the_bus_is_whole() {
     assert!(exit == Exit::lost() || exit == Exit::new(1, 0, "success").unwrap(), "{exit}");
 }
 
-/// Another process that takes the manager's name: this very test program, told so by its environment.
+/// Another process that takes the manager's name.
 fn impostor(scene: &Scene) -> Child {
-    let mut process = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "--ignored", "--nocapture", "bus::impostor_process"])
-        .env("OPENCODE_IT_IMPOSTOR", scene.bus.address())
+    let mut process = Command::new(impostor_path())
+        .arg(scene.bus.address())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     // It says so when it has the name.
-    let mut output = std::io::BufReader::new(process.stdout.take().unwrap());
     let mut line = String::new();
-    while !line.contains("has the name") {
-        line.clear();
-        assert!(std::io::BufRead::read_line(&mut output, &mut line).unwrap() > 0, "the impostor has ended");
-    }
+    let mut output = std::io::BufReader::new(process.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut output, &mut line).unwrap();
+    assert_eq!(line, "has the name\n");
     process
-}
-
-#[test]
-#[ignore = "the other process of a_manager_that_is_replaced_by_another_process_is_not_believed"]
-fn impostor_process() {
-    let Ok(address) = std::env::var("OPENCODE_IT_IMPOSTOR") else { return };
-    // The real server's pid would be asked for; an impostor would say just that.
-    let fake = support::fake_manager::FakeManager::start(
-        &address,
-        support::fake_manager::Server::new(crate::scene::SERVER_UNIT, 1),
-    );
-    let _fake = fake.unwrap();
-    println!("has the name");
-    loop {
-        std::thread::park();
-    }
 }
 
 #[test]

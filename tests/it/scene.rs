@@ -321,6 +321,11 @@ impl Drop for Place {
 }
 
 /// The stand-in lies beside the product, in the same profile.
+/// The program that poses as the service manager.
+pub fn impostor_path() -> PathBuf {
+    Path::new(PRODUCT).with_file_name("opencode-impostor")
+}
+
 fn standin_path() -> PathBuf {
     Path::new(PRODUCT).with_file_name("opencode-standin")
 }
@@ -334,7 +339,7 @@ fn build_standin() {
         let profile = if profile_dir.ends_with("debug") { "dev" } else { "release" };
         let mut target_dir = profile_dir.parent().unwrap();
         let mut command = Command::new(cargo);
-        command.args(["build", "--quiet", "--package", "support", "--bin", "opencode-standin", "--profile", profile]);
+        command.args(["build", "--quiet", "--package", "support", "--bins", "--profile", profile]);
         // With `--target` or `build.target` there is one directory more.
         let name = target_dir.file_name().unwrap().to_str().unwrap().to_owned();
         if name.matches('-').count() >= 2 && name.contains("linux") {
@@ -342,7 +347,7 @@ fn build_standin() {
             target_dir = target_dir.parent().unwrap();
         }
         let status = command.arg("--target-dir").arg(target_dir).current_dir(env!("CARGO_MANIFEST_DIR")).status();
-        assert!(status.unwrap().success(), "cargo could not build opencode-standin");
+        assert!(status.unwrap().success(), "cargo could not build the stand-in and the impostor");
     });
 }
 

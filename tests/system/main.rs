@@ -16,3 +16,4 @@ mod output;
 mod outside;
 mod session;
 mod threats;
+mod zz_scratch;

@@ -225,6 +225,9 @@ fn as_ordinary_user(root: &Path) -> Command {
 }
 
 fn it(context: &Context) -> Ran {
+    if let Err(error) = host::install_tools(&mut |line| eprintln!("       it: {line}")) {
+        return Ran::fault(error.to_string());
+    }
     let mut command = context.cargo(&["test", "--package", "opencode-pty", "--test", "it"]);
     run::logged(&mut command, &context.log("it")).with_tests()
 }

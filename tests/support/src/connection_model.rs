@@ -287,12 +287,13 @@ impl Engine {
         LazyLock::force(&SHELF);
         let (scenarios, next) = smol::channel::bounded::<(Arc<Scenario>, _)>(1);
         let (outcome, outcomes) = mpsc::channel();
-        let work = async move {
-            while let Ok((scenario, room)) = next.recv().await {
-                let _ = outcome.send(run(&scenario, room).await);
-            }
-        };
-        std::thread::spawn(|| smol::block_on(work));
+        std::thread::spawn(move || {
+            smol::block_on(async {
+                while let Ok((scenario, room)) = next.recv().await {
+                    let _ = outcome.send(run(&scenario, room).await);
+                }
+            });
+        });
         Self { scenarios, outcomes }
     }
 

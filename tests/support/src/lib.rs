@@ -8,6 +8,7 @@ pub mod decoders;
 pub mod descriptors;
 /// A service manager that says what a test wants, on a private bus.
 pub mod fake_manager;
+pub mod flood;
 pub mod host;
 /// A test's side of the protocol.
 pub mod peer;

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
+use support::flood::{Kind, flood};
 use support::standin::{Paths, probe, serve};
 
 const USAGE: &str = "\
@@ -10,10 +12,12 @@ opencode-standin: plays the OpenCode server for tests
 
 Usage: opencode-standin serve [--control PATH] [--supervisor PATH] [--client PATH]
        opencode-standin probe SUPERVISOR [COMMAND ARGS…]
+       opencode-standin flood SUPERVISOR SECONDS [blocking|non-blocking|held|silent]
 
   serve   connects, opens directories and runs the client as the control socket asks
   probe   connects as this process and prints what the supervisor did, one line:
           refused REASON, closed, answered BYTES, silent; sends a start of COMMAND first, if there is one
+  flood   connects as fast as it can and prints the number of connections made
 ";
 
 fn main() -> ExitCode {
@@ -25,8 +29,21 @@ fn main() -> ExitCode {
             None => return usage(),
         },
         ["probe", supervisor, command @ ..] => probe(Path::new(supervisor), command).map(|line| println!("{line}")),
+        ["flood", supervisor, seconds] => return flood_for(supervisor, seconds, "blocking"),
+        ["flood", supervisor, seconds, kind] => return flood_for(supervisor, seconds, kind),
         _ => return usage(),
     };
+    ended(done)
+}
+
+fn flood_for(supervisor: &str, seconds: &str, kind: &str) -> ExitCode {
+    match (seconds.parse().map(Duration::from_secs), Kind::named(kind)) {
+        (Ok(time), Some(kind)) => ended(flood(Path::new(supervisor), time, kind).map(|count| println!("{count}"))),
+        _ => usage(),
+    }
+}
+
+fn ended(done: std::io::Result<()>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -22,8 +22,8 @@ const BUILD: &str = include_str!("build-root.sh");
 /// What is set up inside.
 const SETTINGS: &str = include_str!("settings.sh");
 
-/// Each program a host needs on the machine, and the Debian package that has it.
-const TOOLS: [(&str, &str); 7] = [
+/// Each program that a host or a test needs on the machine, and the Debian package that has it.
+const TOOLS: [(&str, &str); 8] = [
     ("systemd-nspawn", "systemd-container"),
     ("mmdebstrap", "mmdebstrap"),
     ("unshare", "util-linux"),
@@ -31,6 +31,7 @@ const TOOLS: [(&str, &str); 7] = [
     ("setpriv", "util-linux"),
     ("setsid", "util-linux"),
     ("flock", "util-linux"),
+    ("dbus-daemon", "dbus-daemon"),
 ];
 
 /// After this long without a word from the build, the time that has passed is shown.
@@ -135,8 +136,11 @@ fn follow(
     last.join("\n")
 }
 
-/// Installs what the machine lacks of [`TOOLS`].
-fn install_tools(progress: &mut dyn FnMut(&str)) -> Result<(), Error> {
+/// Installs what the machine lacks of the programs that hosts and tests need.
+///
+/// # Errors
+/// apt can't.
+pub fn install_tools(progress: &mut dyn FnMut(&str)) -> Result<(), Error> {
     let found = |tool: &str| PATH.split(':').any(|dir| Path::new(dir).join(tool).exists());
     let missing: BTreeSet<&str> =
         TOOLS.into_iter().filter(|(tool, _)| !found(tool)).map(|(_, package)| package).collect();

@@ -1,0 +1,86 @@
+//! Strangers that connect to the supervisor as fast as they can, for what fair admission has to withstand.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+/// Connections that a flood of the kind `held` keeps open at a time. Chosen: more than are authenticated at a time.
+const HELD: usize = 64;
+
+/// How a flood connects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Waits for room in the backlog, and closes at once.
+    Blocking,
+    /// Never waits, and closes at once.
+    NonBlocking,
+    /// Never waits, and keeps its latest connections open.
+    Held,
+    /// Connects once, for as many connections as the supervisor takes, and keeps all of them without a word.
+    Silent,
+}
+
+impl Kind {
+    /// The kind of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "blocking" => Self::Blocking,
+            "non-blocking" => Self::NonBlocking,
+            "held" => Self::Held,
+            "silent" => Self::Silent,
+            _ => return None,
+        })
+    }
+}
+
+/// Connects for this long; gives the number of connections made.
+pub fn flood(supervisor: &Path, time: Duration, kind: Kind) -> io::Result<u64> {
+    let address = SocketAddrUnix::new(supervisor)?;
+    let flags = match kind {
+        Kind::Blocking => SocketFlags::CLOEXEC,
+        Kind::NonBlocking | Kind::Held | Kind::Silent => SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+    };
+    let held_max = match kind {
+        Kind::Blocking | Kind::NonBlocking => 0,
+        Kind::Held => HELD,
+        Kind::Silent => 900,
+    };
+    let end = Instant::now() + time;
+    let mut held: VecDeque<OwnedFd> = VecDeque::new();
+    let mut count = 0;
+    while Instant::now() < end {
+        if kind == Kind::Silent && held.len() == held_max {
+            thread::sleep(end.saturating_duration_since(Instant::now()));
+            break;
+        }
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        match connect(&socket, &address) {
+            Ok(()) => count += 1,
+            // The backlog is full.
+            Err(Errno::AGAIN) if kind == Kind::Silent => {
+                thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+            Err(Errno::AGAIN) => continue,
+            // The supervisor is being restarted, perhaps.
+            Err(Errno::NOENT | Errno::CONNREFUSED) => {
+                thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+            Err(errno) => return Err(errno.into()),
+        }
+        if held_max > 0 {
+            if held.len() == held_max {
+                held.pop_front();
+            }
+            held.push_back(socket);
+        }
+    }
+    Ok(count)
+}

@@ -308,7 +308,9 @@ mod tests {
         let (release, released) = smol::channel::bounded::<()>(1);
         for _ in 0..crate::limits::FOREIGN_CALL_THREADS {
             let released = released.clone();
-            inbound.pool.submit(Box::new(move || drop(released.recv_blocking())));
+            inbound.pool.submit(Box::new(move || {
+                let _ = released.recv_blocking();
+            }));
         }
         let (sent, mut kept) = UnixStream::pair().unwrap();
         kept.set_nonblocking(true).unwrap();

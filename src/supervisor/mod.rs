@@ -306,7 +306,8 @@ fn listen(context: &Context) -> Result<Async<UnixListener>, Error> {
 async fn accept(context: &Rc<Context>, listener: &Async<UnixListener>) -> SystemError {
     let mut accepted = 0_u32;
     loop {
-        match listener.accept().await {
+        // Not `Async::accept`: most of a flood is refused and needs no place at the reactor.
+        match listener.read_with(UnixListener::accept).await {
             Ok((stream, _)) => {
                 admit(context, stream);
                 // A flood of connections must not have the thread for itself, nor must letting go cost it as much as
@@ -329,8 +330,8 @@ async fn accept(context: &Rc<Context>, listener: &Async<UnixListener>) -> System
 }
 
 /// Looks at who connected, as far as that costs nothing, and gives it a task or closes it.
-fn admit(context: &Rc<Context>, stream: Async<UnixStream>) {
-    let cred = match peer_socket::credentials(stream.get_ref()) {
+fn admit(context: &Rc<Context>, stream: UnixStream) {
+    let cred = match peer_socket::credentials(&stream) {
         Ok(cred) => cred,
         Err(error) => {
             let nobody = Credentials { pid: 0, uid: u32::MAX, gid: u32::MAX };
@@ -342,16 +343,20 @@ fn admit(context: &Rc<Context>, stream: Async<UnixStream>) {
     }
     match context.admission.arrive(context.server.is_known(cred.pid), Instant::now()) {
         Ok(place) => {
-            if let Err(error) = socket::set_buffers(stream.get_ref()) {
+            if let Err(error) = socket::set_buffers(&stream) {
                 return context.log_refusal(cred, &format!("cannot set buffers: {error}"));
             }
+            let stream = match Async::new(stream) {
+                Ok(stream) => stream,
+                Err(error) => return context.log_refusal(cred, &format!("it cannot be watched: {error}")),
+            };
             context.executor.spawn(connection::serve(Rc::clone(context), stream, cred, place)).detach();
         }
         Err(refused) => {
             // It may be the server, not known yet: it should know why. One attempt; nobody waits for a stranger.
             let reason = encode_error(ErrorCode::RateLimited, "too many connections");
             if let Ok(frame) = frame::encode(Kind::Error, &reason) {
-                let _ = message::send_bytes(stream.get_ref(), &frame);
+                let _ = message::send_bytes(&stream, &frame);
             }
             context.log_refusal(
                 cred,

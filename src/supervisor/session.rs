@@ -238,20 +238,20 @@ impl Session {
     async fn wait_for_job(&self, context: &Context, job: &str) -> Result<(), StartError> {
         let finished =
             |events: &UnitEvents| events.jobs.iter().find(|(path, _)| path == job).map(|(_, result)| result.clone());
-        let first = self.watch.events().with(|events| events.generation);
+        // After a new connection, signals are lost; and a removal is said of every unit at each reload of the manager.
+        let doubt = |events: &UnitEvents| (events.generation, events.removals);
+        let first = self.watch.events().with(doubt);
         let result = async {
-            let mut generation = first;
+            let mut known = first;
             loop {
                 let seen = self.watch.events().wait_for(|events| {
-                    finished(events)
-                        .map(Ok)
-                        .or_else(|| events.removed.then(|| Ok("removed".to_owned())))
-                        .or_else(|| (events.generation != generation).then_some(Err(events.generation)))
+                    let now = doubt(events);
+                    finished(events).map(Ok).or_else(|| (now != known).then_some(Err(now)))
                 });
                 match seen.await {
                     Ok(result) => return result,
-                    // The manager's signals of the time in between are lost: look.
-                    Err(now) => generation = now,
+                    // Look.
+                    Err(now) => known = now,
                 }
                 match context.manager.read(self.name.as_str()).await {
                     Ok(state) if state.job != 0 => {}
@@ -281,6 +281,7 @@ impl Session {
         let name = self.name.as_str();
         let events = self.watch.events();
         let mut referenced = events.with(|events| events.generation);
+        let mut unreadable = None;
         loop {
             // What happened before this call may be the end already: a look comes first.
             let seen = events.with(Seen::of);
@@ -299,15 +300,24 @@ impl Session {
                 Ok(_) => {}
                 Err(CallError::NoSuchUnit) => return End::Lost,
                 Err(_) => {
+                    // The manager may come back and tell. If it has said that this is the end, there is one, told
+                    // or not.
+                    let since = *unreadable.get_or_insert_with(Instant::now);
+                    let limit = if context.manager.is_online() { STOP_TIME } else { STOP_TIME_WITHOUT_BUS };
+                    if since.elapsed() >= limit && self.seems_ended() {
+                        return End::Lost;
+                    }
                     Timer::after(RETRY_PAUSE).await;
                     continue;
                 }
             }
+            unreadable = None;
             events
                 .wait_for(|events| {
                     let stopping = events.active.as_deref() == Some("deactivating");
                     let now = Seen::of(events);
-                    (now != seen && (!stopping || now.removed || now.generation != referenced)).then_some(())
+                    (now != seen && (!stopping || now.removals != seen.removals || now.generation != referenced))
+                        .then_some(())
                 })
                 .await;
         }
@@ -365,7 +375,6 @@ impl Session {
         let name = self.name.as_str();
         let events = self.watch.events();
         let mut ask = !self.seems_ended();
-        let mut released = false;
         let mut restarts = 0;
         loop {
             let seen = events.with(Seen::of);
@@ -381,12 +390,12 @@ impl Session {
                 Ok(state) if state.load != "loaded" => return,
                 Ok(state) if state.is_at_rest() => {
                     last.get_or_insert(state);
-                    if !released {
-                        // It may have no reference of ours any more; then it goes by itself.
-                        let _ = context.manager.release(name).await;
-                        released = true;
-                    }
                     ask = false;
+                    // The references are counted: the start's, and one more for each manager that has come since. When
+                    // there is none of ours left, the unit goes by itself.
+                    if context.manager.release(name).await.is_ok() {
+                        continue;
+                    }
                 }
                 Ok(state) => {
                     // Started again by somebody's restart, or about to be: not while we can help it. A stop of ours
@@ -405,9 +414,7 @@ impl Session {
                     continue;
                 }
             }
-            if events.with(|events| events.removed) {
-                return;
-            }
+            // That it was removed is a hint to look again, too: at a reload, the manager says so of every unit.
             let changed = events.wait_for(|events| (Seen::of(events) != seen).then_some(()));
             // Signals tell; the second look is for one that was lost with a bus connection.
             within(SECOND_LOOK, changed).await;
@@ -419,13 +426,13 @@ impl Session {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Seen {
     changes: u64,
-    removed: bool,
+    removals: u64,
     generation: u64,
 }
 
 impl Seen {
     fn of(events: &UnitEvents) -> Self {
-        Self { changes: events.changes, removed: events.removed, generation: events.generation }
+        Self { changes: events.changes, removals: events.removals, generation: events.generation }
     }
 }
 
@@ -494,7 +501,7 @@ pub async fn stop_leftover(manager: &Manager, name: &UnitName) -> Result<(), Sto
     let watch = manager.watch(name.as_str()).await.map_err(|error| failed(&error.to_string()))?;
     let stopped = async {
         loop {
-            let seen = watch.events().with(|events| (events.changes, events.removed, events.jobs.len()));
+            let seen = watch.events().with(|events| (events.changes, events.removals, events.jobs.len()));
             if manager.stop(name.as_str()).await == Err(CallError::NoSuchUnit) {
                 return;
             }
@@ -509,7 +516,7 @@ pub async fn stop_leftover(manager: &Manager, name: &UnitName) -> Result<(), Sto
             }
             let changed = watch
                 .events()
-                .wait_for(|events| ((events.changes, events.removed, events.jobs.len()) != seen).then_some(()));
+                .wait_for(|events| ((events.changes, events.removals, events.jobs.len()) != seen).then_some(()));
             within(RETRY_PAUSE, changed).await;
         }
     };

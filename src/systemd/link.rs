@@ -275,7 +275,7 @@ impl Link {
             }
             "UnitRemoved" => {
                 if let Ok((unit, _path)) = body.deserialize::<(&str, OwnedObjectPath)>() {
-                    self.tell(unit, |events| events.removed = true);
+                    self.tell(unit, |events| events.removals += 1);
                 }
             }
             "PropertiesChanged" => {

@@ -166,8 +166,8 @@ pub struct UnitEvents {
     pub jobs: Vec<(String, String)>,
     /// The latest `ActiveState`.
     pub active: Option<String>,
-    /// The unit has been unloaded.
-    pub removed: bool,
+    /// How often the unit was said to be unloaded: really, or for a moment in a reload of the manager.
+    pub removals: u64,
     /// How often something changed that is worth reading the unit again.
     pub changes: u64,
     /// The bus connection's generation. Signals of the time between two of them are lost.

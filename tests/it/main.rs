@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
 mod admission;
+mod answers;
 mod bus;
 mod ends;
 mod frames;

@@ -128,7 +128,12 @@ impl Fixture {
 
     /// Waits until they are.
     pub fn wait_until_gone(&self, unit: &str, time: Duration) {
-        wait_until(&format!("{unit} to be gone"), time, || nothing_or(self.left_of(unit)));
+        assert_eq!(self.gone_within(unit, time), Ok(()), "{unit} is not gone in {time:?}");
+    }
+
+    /// The same; what is left then, otherwise.
+    pub fn gone_within(&self, unit: &str, time: Duration) -> Result<(), String> {
+        found_within(time, || nothing_or(self.left_of(unit)))
     }
 
     /// What is left of a unit, in words; empty when nothing is.
@@ -287,15 +292,18 @@ pub fn exited(code: u32) -> Exit {
 }
 
 /// Waits until `look` finds what it looks for; while it doesn't, it says what there is instead.
-pub fn wait_until<T>(what: &str, time: Duration, mut look: impl FnMut() -> Result<T, String>) -> T {
+pub fn wait_until<T>(what: &str, time: Duration, look: impl FnMut() -> Result<T, String>) -> T {
+    found_within(time, look)
+        .unwrap_or_else(|instead| panic!("waited {} s for {what}, and there is: {instead}", time.as_secs_f32()))
+}
+
+/// The same; what there is instead when the time is up.
+fn found_within<T>(time: Duration, mut look: impl FnMut() -> Result<T, String>) -> Result<T, String> {
     let deadline = Instant::now() + time;
     loop {
         match look() {
-            Ok(found) => return found,
-            Err(instead) if Instant::now() >= deadline => {
-                panic!("waited {} s for {what}, and there is: {instead}", time.as_secs_f32())
-            }
-            Err(_) => thread::sleep(LOOK_AGAIN),
+            Err(_) if Instant::now() < deadline => thread::sleep(LOOK_AGAIN),
+            result => return result,
         }
     }
 }

@@ -28,7 +28,8 @@ fn assert_properties(unit: &str, shown: &BTreeMap<String, String>, wanted: &[(&s
     let other: Vec<String> = wanted
         .iter()
         .filter_map(|(name, value)| {
-            let found = shown.get(*name).map_or("nothing", String::as_str);
+            // A list that is empty may not be shown at all.
+            let found = shown.get(*name).map_or("", String::as_str);
             (found != *value).then(|| format!("{name} is '{found}' instead of '{value}'"))
         })
         .collect();
@@ -225,7 +226,7 @@ fn the_slice_limits_what_all_sessions_use_together() {
 // ---- the supervisor's unit -----------------------------------------------------------------------------------------
 
 /// SPEC 9, each line of the unit with the value that `systemctl show` gives.
-const HARDENING: [(&str, &str); 64] = [
+const HARDENING: [(&str, &str); 63] = [
     ("FragmentPath", "/etc/systemd/system/opencode-pty-supervisor.service"),
     ("DropInPaths", ""),
     ("NeedDaemonReload", "no"),
@@ -277,7 +278,6 @@ const HARDENING: [(&str, &str); 64] = [
     ("RestrictRealtime", "yes"),
     ("DevicePolicy", "closed"),
     ("SystemCallArchitectures", "native"),
-    ("IPAddressDeny", "::/0 0.0.0.0/0"),
     ("IPAddressAllow", ""),
     ("ReadWritePaths", ""),
     ("CPUAccounting", "yes"),
@@ -318,6 +318,7 @@ fn the_supervisors_unit_has_all_of_its_hardening() {
     assert!(filter.starts_with('~'), "{filter}");
     let filtered = words(&shown, "SystemCallFilter");
     assert!(FILTERED.iter().all(|call| filtered.contains(*call)), "{filter}");
+    assert_eq!(words(&shown, "IPAddressDeny"), ["0.0.0.0/0", "::/0"].map(str::to_owned).into());
     let hidden = words(&shown, "InaccessiblePaths");
     for path in ["/run/docker.sock", "/var/run/docker.sock", "/run/user/1000"] {
         assert!(hidden.contains(&format!("-{path}")), "{hidden:?}");
@@ -363,12 +364,12 @@ fn the_kernel_holds_the_supervisor_to_it() {
     }
     let inside = format!("nsenter --mount --net --target {pid} --");
     let seen = |script: &str| fixture.root(&format!("{inside} /bin/sh -c '{script}' 2>&1; true"));
-    assert_eq!(seen("ls -A /home /root /run/user"), "ls: cannot open directory '/home': Permission denied");
+    assert_eq!(seen("ls -A /home /root /run/user"), "/home:\n\n/root:\n\n/run/user:");
     for place in ["/usr", "/etc", "/var/lib", "/boot"] {
         assert!(seen(&format!("touch {place}/test")).ends_with("Read-only file system"), "{place}");
     }
     assert!(seen("echo 0 >/sys/fs/cgroup/cgroup.max.depth").ends_with("Read-only file system"));
-    assert_eq!(seen("ls /dev | grep -E ^(sd|vd|kmsg|mem|fuse|loop|tty)[a-z0-9]*$"), "");
+    assert_eq!(seen("ls /dev | grep -E \"^(sd|vd|kmsg|mem|fuse|loop)\""), "");
     assert_eq!(seen("ls /tmp"), "");
     assert_eq!(seen("ls /sys/class/net"), "lo");
 }
@@ -487,26 +488,37 @@ impl Trace {
         Self { strace, file }
     }
 
-    /// What failed, `CALL ERROR`, once the traced process has ended.
-    fn failures(mut self, fixture: &Fixture) -> BTreeMap<String, String> {
+    /// What was refused, `CALL ERROR` with an example, once the traced process has ended.
+    fn refusals(mut self, fixture: &Fixture) -> BTreeMap<String, String> {
         self.strace.wait().unwrap();
         let text = fs::read_to_string(fixture.host.path(self.file)).unwrap();
         assert!(text.lines().count() > 1_000, "a trace of {} lines", text.lines().count());
-        let mut failures = BTreeMap::new();
+        let mut refusals = BTreeMap::new();
         for line in text.lines() {
             let Some((call, error)) = line.split_once(" = -1 ") else { continue };
             let error = error.split(' ').next().unwrap();
+            if ORDINARY.contains(&error) {
+                continue;
+            }
             // `PID call(…` or `PID <... call resumed>…`.
             let call = call.split_once(' ').unwrap().1.trim_start().trim_start_matches("<... ");
             let call: String = call.chars().take_while(|letter| letter.is_alphanumeric() || *letter == '_').collect();
-            failures.entry(format!("{call} {error}")).or_insert_with(|| line.to_owned());
+            refusals.entry(format!("{call} {error}")).or_insert_with(|| line.to_owned());
         }
-        failures
+        refusals
     }
 }
 
-/// What may fail in an ordinary life: nothing there yet, nothing there any more.
-const ORDINARY_FAILURES: [&str; 0] = [];
+/// Errors that say "not yet", "no more" or "not there", and refuse nothing.
+const ORDINARY: [&str; 9] =
+    ["EAGAIN", "EINPROGRESS", "EINTR", "ETIMEDOUT", "ENOENT", "ECONNRESET", "ECONNREFUSED", "ENOTCONN", "EPIPE"];
+
+/// What is refused and meant to be.
+const REFUSED: [&str; 1] = [
+    // `RestrictNamespaces=` can't look into its argument and so makes it a call that this kernel does not have; the C
+    // library then starts its threads with clone.
+    "clone3 ENOSYS",
+];
 
 #[test]
 fn nothing_that_the_supervisor_tries_is_refused_to_it() {
@@ -517,8 +529,7 @@ fn nothing_that_the_supervisor_tries_is_refused_to_it() {
     lead_a_full_life(&fixture);
     end_it(&fixture);
 
-    let failures = trace.failures(&fixture);
-    let others: Vec<(&String, &String)> =
-        failures.iter().filter(|(failure, _)| !ORDINARY_FAILURES.contains(&failure.as_str())).collect();
-    assert!(others.is_empty(), "{others:#?}");
+    let mut refusals = trace.refusals(&fixture);
+    refusals.retain(|refusal, _| !REFUSED.contains(&refusal.as_str()));
+    assert!(refusals.is_empty(), "{refusals:#?}");
 }

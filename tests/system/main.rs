@@ -7,13 +7,17 @@
 
 mod admission;
 mod arguments;
+mod bytes;
+mod cases;
 mod directory;
 mod ending;
+mod faults;
 mod fixture;
+mod flood;
 mod frames;
+mod hanging;
 mod hardening;
 mod output;
 mod outside;
 mod session;
 mod threats;
-mod zz_scratch;

@@ -3,6 +3,7 @@
 mod args;
 mod check;
 mod demo;
+mod fuzz;
 mod host;
 mod test;
 
@@ -14,6 +15,7 @@ Usage: cargo xtask COMMAND
   demo   one session from end to end, in this terminal
   test   everything that shows whether the tree works
   check  format, lints, layers, documents
+  fuzz   every fuzz target for a while: nightly Rust and cargo-fuzz
   host   throw-away hosts with the product installed: up, shell, down
 
 Each command explains itself with --help. Exit codes: 0 done, 1 failed, 64 wrong usage.
@@ -45,6 +47,7 @@ fn main() -> ExitCode {
     let done = match command {
         "check" => check::main(rest),
         "demo" => demo::main(rest),
+        "fuzz" => fuzz::main(rest),
         "host" => host::main(rest),
         "test" => test::main(rest),
         "help" | "--help" | "-h" => {

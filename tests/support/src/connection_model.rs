@@ -1,9 +1,9 @@
 //! The receiving side of a connection, driven by any sequence of sends, and a model of what has to come of it.
 //!
-//! [`check`] makes a real socketpair, sends what a [`Scenario`] says (bytes, in any pieces, with descriptors of many kinds),
+//! `check` makes a real socketpair, sends what a `Scenario` says (bytes, in any pieces, with descriptors of many kinds),
 //! lets the supervisor's own `inbound` receive it, and compares what came out with what the model expects. The model reads
 //! the whole stream at once and knows nothing of pieces, so it has little to get wrong. Afterwards this process must have as
-//! many descriptors as before. A fuzzer makes scenarios from its input ([`Scenario::from_bytes`]); tests make their own.
+//! many descriptors as before. A fuzzer makes scenarios from its input (`Scenario::from_bytes`); tests make their own.
 //!
 //! What may surprise: descriptors belong to a *byte*. The kernel hands them over when the first byte of their send is read,
 //! and ends that read there. So a descriptor is the start frame's if its send began inside that frame. Bytes read together
@@ -312,14 +312,14 @@ impl Limited {
         // Numbers are given out from below: the last of these is the first there is to be no room for.
         let free: Vec<File> = (0..=room).map(|_| File::open("/").expect("it can be opened")).collect();
         let limit = free.last().map(|first_beyond| first_beyond.as_raw_fd().unsigned_abs().into());
-        setrlimit(Resource::Nofile, Rlimit { current: limit, ..usual.clone() }).expect("a limit can be lowered");
+        setrlimit(Resource::Nofile, Rlimit { current: limit, ..usual }).expect("a limit can be lowered");
         Self(usual)
     }
 }
 
 impl Drop for Limited {
     fn drop(&mut self) {
-        setrlimit(Resource::Nofile, self.0.clone()).expect("it is within the hard limit");
+        setrlimit(Resource::Nofile, self.0).expect("it is within the hard limit");
     }
 }
 
@@ -567,8 +567,8 @@ async fn send_one(client: &UnixStream, send: &Send) {
     let (mut rest, mut descriptors) = (send.bytes.as_slice(), descriptors.as_slice());
     loop {
         match send_now(client.as_fd(), rest, descriptors) {
-            Ok(sent) => {
-                rest = rest.get(sent..).unwrap_or_default();
+            Ok(count) => {
+                rest = rest.get(count..).unwrap_or_default();
                 descriptors = &[];
             }
             // No room, or too many of this user's descriptors on their way: until some are received.
@@ -637,8 +637,8 @@ impl Scenario {
 
 /// What is typed: bytes that differ from those 256 or 512 places on, so that none can stand in for another unnoticed.
 static PATTERN: LazyLock<Vec<u8>> =
-    LazyLock::new(|| (0..PATTERN_PERIOD as u8).cycle().take(PATTERN_PERIOD + 32_768).collect());
-const PATTERN_PERIOD: usize = 251;
+    LazyLock::new(|| (0..PATTERN_PERIOD).cycle().take(usize::from(PATTERN_PERIOD) + 32_768).collect());
+const PATTERN_PERIOD: u8 = 251;
 
 struct Script<'a> {
     rest: &'a [u8],
@@ -708,7 +708,7 @@ impl Script<'_> {
 
     fn put_input(&mut self, number: usize) {
         let len = if number == 31 { self.number(2) % 32_768 } else { number };
-        let from = self.input % PATTERN_PERIOD;
+        let from = self.input % usize::from(PATTERN_PERIOD);
         self.input += len + 1;
         self.put(&encode(Kind::Input, &PATTERN[from..=from + len]).expect("1 to 32,768 bytes"));
     }
@@ -737,7 +737,7 @@ impl Script<'_> {
     }
 
     fn send_in_pieces(&mut self, size: usize) {
-        let (with, settle) = (usize::from(self.byte()), size % 2 == 0);
+        let (with, settle) = (usize::from(self.byte()), size.is_multiple_of(2));
         let mut descriptors = self.choose_descriptors();
         let mut index = 0;
         while !self.pending.is_empty() {

@@ -276,7 +276,7 @@ fn passwd_fields(line: &str) -> Option<(&str, u32, u32, &str)> {
     let (uid, gid) = (id(uid)?, id(gid)?);
     let spoilt = |c: char| c.is_control() || c == '\u{fffd}';
     let named = !name.contains(|c: char| spoilt(c) || c.is_whitespace() || c == '/');
-    let numbered = name.chars().all(|c| ('0'..='9').contains(&c));
+    let numbered = name.chars().all(|c| c.is_ascii_digit());
     (named && !numbered && uid != 0 && home.starts_with('/') && !home.contains(spoilt))
         .then_some((name, uid, gid, home))
 }

@@ -12,6 +12,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 /// Connections that a flood of the kind `held` keeps open at a time. Chosen: more than are authenticated at a time.
 const HELD: usize = 64;
+/// The same for the kind `silent`. Chosen: below a usual limit of 1,024 descriptors.
+const SILENT: usize = 900;
 
 /// How a flood connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +24,9 @@ pub enum Kind {
     NonBlocking,
     /// Never waits, and keeps its latest connections open.
     Held,
-    /// Connects once, for as many connections as the supervisor takes, and keeps all of them without a word.
+    /// Connects to nobody, and computes: what three busy processes cost whoever shares the processors with them.
+    Busy,
+    /// Makes [`SILENT`] connections and keeps them all, without a word.
     Silent,
 }
 
@@ -33,6 +37,7 @@ impl Kind {
             "blocking" => Self::Blocking,
             "non-blocking" => Self::NonBlocking,
             "held" => Self::Held,
+            "busy" => Self::Busy,
             "silent" => Self::Silent,
             _ => return None,
         })
@@ -44,17 +49,20 @@ pub fn flood(supervisor: &Path, time: Duration, kind: Kind) -> io::Result<u64> {
     let address = SocketAddrUnix::new(supervisor)?;
     let flags = match kind {
         Kind::Blocking => SocketFlags::CLOEXEC,
-        Kind::NonBlocking | Kind::Held | Kind::Silent => SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        Kind::NonBlocking | Kind::Held | Kind::Silent | Kind::Busy => SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
     };
     let held_max = match kind {
-        Kind::Blocking | Kind::NonBlocking => 0,
+        Kind::Blocking | Kind::NonBlocking | Kind::Busy => 0,
         Kind::Held => HELD,
-        Kind::Silent => 900,
+        Kind::Silent => SILENT,
     };
     let end = Instant::now() + time;
     let mut held: VecDeque<OwnedFd> = VecDeque::new();
     let mut count = 0;
     while Instant::now() < end {
+        if kind == Kind::Busy {
+            continue;
+        }
         if kind == Kind::Silent && held.len() == held_max {
             thread::sleep(end.saturating_duration_since(Instant::now()));
             break;

@@ -16,7 +16,7 @@ impl Random {
     }
 
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut number = self.0;
         number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -26,7 +26,7 @@ impl Random {
 
     /// A number below `limit`, which is not 0.
     pub fn below(&mut self, limit: usize) -> usize {
-        usize::try_from(self.next() % limit as u64).expect("it is below a usize")
+        usize::try_from(self.number() % limit as u64).expect("it is below a usize")
     }
 
     /// True once in `times`.
@@ -36,7 +36,7 @@ impl Random {
 
     /// A byte.
     pub fn byte(&mut self) -> u8 {
-        self.next().to_be_bytes()[0]
+        self.number().to_be_bytes()[0]
     }
 
     /// Any bytes, fewer than `limit`.
@@ -60,9 +60,7 @@ impl Random {
             let at = self.below(bytes.len());
             match self.below(9) {
                 0 => self.overwrite(bytes, at, |random, old| vec![old ^ 1 << random.below(8)]),
-                1 => {
-                    self.overwrite(bytes, at, |random, _| vec![*random.choose(&[0, 1, b'\n', b':', 0x7f, 0x80, 0xff])])
-                }
+                1 => self.overwrite(bytes, at, |random, _| vec![*random.choose(b"\0\x01\n:\x7f\x80\xff")]),
                 2 => self.overwrite(bytes, at, |random, old| vec![old.wrapping_add(*random.choose(&[1, 0xff]))]),
                 3 => self.overwrite(bytes, at, |random, _| {
                     let edge =

@@ -3,7 +3,7 @@
 //!
 //! A "unit" here is a record; its launcher is played by a thread of the test, at the other end of the very
 //! socketpair that the supervisor put into `StartTransientUnit`. What the manager answers, when the job ends and
-//! with which word, what the launcher does and how a stop goes is a [`Script`], which a test may change at any
+//! with which word, what the launcher does and how a stop goes is a `Script`, which a test may change at any
 //! time. `tests/system` runs the product against the real manager, so that this one can't drift.
 //!
 //! Its helpers panic, with what was waited for and the list of calls so far: they are for tests alone.
@@ -178,6 +178,16 @@ impl FakeManager {
         let terminal = self.with(|state| state.units.get_mut(unit).and_then(|unit| unit.terminal.take()));
         self.end_unit(unit, ending);
         terminal
+    }
+
+    /// Takes a unit away all at once and without a signal: every call about it says that there is none.
+    pub fn vanish(&self, unit: &str) {
+        self.with(|state| {
+            if let Some(unit) = state.units.get_mut(unit) {
+                unit.removed = true;
+                unit.terminal = None;
+            }
+        });
     }
 
     /// Carries out and answers every held call.

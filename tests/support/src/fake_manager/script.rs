@@ -39,7 +39,7 @@ pub enum Answer {
     Silence,
     /// It is carried out, and nobody is told.
     LostReply,
-    /// Nothing for now; carried out and answered at [`FakeManager::release`].
+    /// Nothing for now; carried out and answered at `FakeManager::release`.
     Held,
     /// An answer of the wrong type; nothing is carried out.
     Malformed,
@@ -50,7 +50,7 @@ pub enum Answer {
 pub enum JobEnd {
     /// At once, with this word.
     Word(String),
-    /// When the test calls [`FakeManager::finish_job`].
+    /// When the test calls `FakeManager::finish_job`.
     Held,
 }
 

@@ -1,0 +1,281 @@
+//! What people of this trade have stumbled over (CASES.md), as far as no other test is named after it.
+//!
+//! Elsewhere are: C01–C05, C09, C13, C18, C29, C30, C35 in `output`; C07, C08, C11, C12, C14, C34, C46, C48 in
+//! `session`; C16, C17, C23, C28, C32, C39 in `ending`; C44 in `directory`; C50 in `admission`; C22 in `threats`; C36
+//! and C38 in `bytes`.
+
+use std::time::{Duration, Instant};
+
+use opencode_pty::frame::message::{ErrorCode, Exit};
+use support::peer::Frame;
+use support::random::Random;
+
+use crate::fixture::{Fixture, PLACES, SOON, Session, exited, side_by_side, wait_until};
+use crate::flood::long;
+use crate::outside::SUPERVISOR;
+
+// ---- many, short -------------------------------------------------------------------------------------------------
+
+#[test]
+fn of_many_short_sessions_none_loses_a_byte_or_gets_anothers_record() {
+    let fixture = Fixture::new();
+    let count = if long() { 10_000 } else { 500 };
+    let begun = Instant::now();
+    let mut wrong = side_by_side(count, |number| {
+        let code = u32::try_from(number % 256).unwrap();
+        let word = format!("{number:x}.").repeat(1 + number % 400);
+        let transcript = fixture.run_one_of_many(&[
+            "/bin/sh",
+            "-c",
+            "printf '%s\\n' \"$1\"; exit $2",
+            "sh",
+            &word,
+            &code.to_string(),
+        ]);
+        let right = transcript.text() == format!("{word}\r\n") && transcript.exit == Some(exited(code));
+        (!right).then(|| format!("number {number}: {transcript:?}"))
+    });
+    eprintln!("{count} short sessions in {:?}", begun.elapsed());
+    wrong.retain(Option::is_some);
+    assert!(wrong.is_empty(), "{} are wrong: {:?}", wrong.len(), wrong[0]);
+}
+
+#[test]
+fn c10_a_status_of_a_command_that_fails_at_once_is_never_lost() {
+    let fixture = Fixture::new();
+    let count = if long() { 1_000 } else { 200 };
+    for transcript in side_by_side(count, |_| fixture.run_one_of_many(&["/bin/sh", "-c", "exit 19"])) {
+        assert_eq!(transcript.exit, Some(exited(19)), "{transcript:?}");
+    }
+}
+
+/// Terminals in use on the host, and what the supervisor has open.
+fn in_use(fixture: &Fixture) -> (String, usize) {
+    (fixture.root("cat /proc/sys/kernel/pty/nr"), fixture.supervisor_descriptors())
+}
+
+#[test]
+fn c40_every_descriptor_and_terminal_comes_back_whichever_way_a_session_ends() {
+    let fixture = Fixture::new();
+    let mixed = |number: usize| {
+        let mut random = Random::new(number as u64);
+        match random.below(5) {
+            0 => assert_eq!(fixture.run_one_of_many(&["true"]).exit, Some(exited(0))),
+            1 => {
+                let nowhere = fixture.standin.start("/home/byk", 60, &["/nowhere"]).unwrap().read_to_end(SOON).unwrap();
+                assert_eq!(nowhere.exit, Some(exited(127)));
+            }
+            2 => {
+                let mut session = fixture.start_sh("kill -KILL $$");
+                assert_eq!(session.read_to_end().exit, Some(exited(137)));
+            }
+            3 => {
+                let mut session = fixture.start(&["sleep", "1000"]);
+                assert_eq!(session.stop_and_read().exit, Some(Exit::stopped()));
+            }
+            _ => drop(fixture.start(&["yes"])),
+        }
+    };
+    // What is opened once and kept is open after this.
+    side_by_side(32, mixed);
+    wait_until("the first of them to be gone", SOON, || {
+        let left = fixture.left_of_sessions();
+        if left.is_empty() { Ok(()) } else { Err(left) }
+    });
+    let before = in_use(&fixture);
+
+    side_by_side(if long() { 3_000 } else { 300 }, mixed);
+
+    wait_until("terminals and descriptors as before", SOON, || {
+        let now = in_use(&fixture);
+        if now == before { Ok(()) } else { Err(format!("{now:?} instead of {before:?}")) }
+    });
+}
+
+// ---- names -------------------------------------------------------------------------------------------------------
+
+#[test]
+fn c25_sessions_that_failed_block_no_later_one_and_stay_in_no_list() {
+    let mut fixture = Fixture::new();
+    for round in 0..2 {
+        for transcript in side_by_side(100, |_| fixture.run_one_of_many(&["/bin/sh", "-c", "exit 1"])) {
+            assert_eq!(transcript.exit, Some(exited(1)), "round {round}: {transcript:?}");
+        }
+        wait_until("no session to be left", SOON, || {
+            let left = fixture.left_of_sessions();
+            if left.is_empty() { Ok(()) } else { Err(left) }
+        });
+        assert_eq!(fixture.root("systemctl list-units --failed --plain --no-legend 'opencode-pty-*'"), "");
+        if round == 0 {
+            fixture.root(&format!("systemctl restart {SUPERVISOR}"));
+            fixture.restart_what_ended();
+        }
+    }
+    let journal = fixture.root(&format!("journalctl --no-pager -o cat -u {SUPERVISOR}"));
+    for complaint in ["already loaded", "fragment file", "UnitExists"] {
+        assert!(!journal.contains(complaint), "{journal}");
+    }
+}
+
+// ---- programs that go wild -----------------------------------------------------------------------------------------
+
+/// Stops all of them and fails unless they are gone in this time.
+fn stop_all(fixture: &Fixture, sessions: &mut [Session], time: Duration) {
+    let begun = Instant::now();
+    for session in sessions.iter() {
+        session.stop().unwrap();
+    }
+    for session in sessions.iter_mut() {
+        let transcript = session.read_to_end();
+        assert_eq!((transcript.exit, transcript.stopped), (Some(Exit::stopped()), true));
+        fixture.assert_gone(&session.unit);
+    }
+    assert!(begun.elapsed() < time, "it took {:?}", begun.elapsed());
+}
+
+#[test]
+fn c27_sixteen_busy_loops_keep_neither_an_answer_nor_a_stop_waiting() {
+    let fixture = Fixture::new();
+    let mut sessions: Vec<Session> = (0..PLACES).map(|_| fixture.start_sh("while :; do :; done")).collect();
+    let begun = Instant::now();
+    let refused = fixture.standin.start("/home/byk", 60, &["true"]).unwrap().read_to_end(SOON).unwrap();
+    assert_eq!(refused.error_code(), Some(ErrorCode::Busy), "{refused:?}");
+    assert!(begun.elapsed() < Duration::from_secs(2), "the answer took {:?}", begun.elapsed());
+    stop_all(&fixture, &mut sessions, Duration::from_secs(5));
+}
+
+#[test]
+fn c27_a_fork_bomb_stays_below_its_cap_and_a_stop_empties_it() {
+    let fixture = Fixture::new();
+    let controllers = fixture.root("cat /sys/fs/cgroup/cgroup.controllers");
+    if !controllers.split(' ').any(|controller| controller == "pids") {
+        eprintln!("this host counts no tasks: {controllers}");
+        return;
+    }
+    let mut sessions = [fixture.start_sh("trap '' TERM HUP; f() { f | f & }; f; while :; do sleep 1; done")];
+    let group = fixture.root(&format!("find /sys/fs/cgroup -type d -name {}", sessions[0].unit));
+    wait_until("the cap to be reached", SOON, || {
+        let events = fixture.root(&format!("cat {group}/pids.events"));
+        if events.contains("max 0") { Err(events) } else { Ok(()) }
+    });
+    assert_eq!(fixture.ask(&["echo", "well"]), "well");
+    let now: u32 = fixture.root(&format!("cat {group}/pids.current")).parse().unwrap();
+    assert!(now <= 256, "{now} tasks");
+    stop_all(&fixture, &mut sessions, Duration::from_secs(5));
+}
+
+#[test]
+fn c26_a_session_that_takes_too_much_memory_is_told_so_and_harms_nobody() {
+    let fixture = Fixture::new();
+    let controllers = fixture.root("cat /sys/fs/cgroup/cgroup.controllers");
+    if !controllers.split(' ').any(|controller| controller == "memory") {
+        eprintln!("this host limits no memory: {controllers}");
+        return;
+    }
+    let beside = fixture.start(&["sleep", "1000"]);
+    let greedy = "a = []\nwhile True: a.append(bytearray(1 << 20))";
+    for words in
+        [&["python3", "-c", greedy][..], &["/bin/sh", "-c", &format!("python3 -c '{greedy}'; echo rc=$?; sleep 1000")]]
+    {
+        let transcript = fixture.run(words);
+        assert_eq!(transcript.exit.as_ref().map(Exit::result), Some("oom-kill"), "{transcript:?}");
+    }
+    assert_eq!(fixture.root(&format!("systemctl is-active {}", beside.unit)), "active");
+}
+
+#[test]
+fn c16_the_journal_tells_when_a_session_had_to_be_killed() {
+    let fixture = Fixture::new();
+    let told = |script: &str| {
+        let mut session = fixture.start_sh(&format!("{script}; echo ready; while :; do sleep 0.1; done"));
+        session.line("ready");
+        let unit = session.unit.clone();
+        drop(session);
+        wait_until("the journal to tell of the end", SOON, || {
+            let journal = fixture.root(&format!("journalctl --no-pager -o cat -u {SUPERVISOR}"));
+            let line = journal.lines().find(|line| line.contains(&unit) && line.contains("ended by"));
+            line.map(str::to_owned).ok_or(journal)
+        })
+    };
+    let killed = told("trap '' TERM HUP");
+    assert!(killed.contains("SIGKILL"), "{killed}");
+    let obeyed = told("true");
+    assert!(!obeyed.contains("SIGKILL"), "{obeyed}");
+}
+
+// ---- frames of another time ----------------------------------------------------------------------------------------
+
+/// A frame as a later version of the protocol may have it to resize a terminal.
+fn resize(columns: u16, rows: u16) -> Vec<u8> {
+    let mut bytes = b"OPTY\x01\x09\0\0\0\0\0\x04".to_vec();
+    bytes.extend(columns.to_be_bytes());
+    bytes.extend(rows.to_be_bytes());
+    bytes
+}
+
+#[test]
+fn c33_a_resize_is_a_frame_of_an_unknown_type_before_and_after_the_end() {
+    let fixture = Fixture::new();
+    for (columns, rows) in [(0, 0), (1, 1), (65_535, 65_535), (132, 43)] {
+        let mut session = fixture.start(&["sleep", "1000"]);
+        for _ in 0..100 {
+            if session.send_raw(&resize(columns, rows), &[]).is_err() {
+                break;
+            }
+        }
+        let transcript = session.peer.read_until_closed(SOON).unwrap();
+        assert_eq!(transcript.error_code(), Some(ErrorCode::BadFrame), "{transcript:?}");
+        fixture.assert_gone(&session.unit);
+
+        let mut session = fixture.start_sh("exit 9");
+        loop {
+            match session.next_frame(SOON).unwrap() {
+                Frame::Exit(exit) => break assert_eq!(exit, exited(9)),
+                Frame::Output(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        for _ in 0..100 {
+            if session.send_raw(&resize(columns, rows), &[]).is_err() {
+                break;
+            }
+        }
+        assert_eq!(session.next_frame(SOON).unwrap(), Frame::Closed, "the record was the last word");
+    }
+    assert_eq!(fixture.ask(&["echo", "well"]), "well");
+}
+
+// ---- keys of another terminal --------------------------------------------------------------------------------------
+
+#[test]
+fn c51_a_session_types_into_no_terminal_but_its_own() {
+    let fixture = Fixture::new();
+    let program = r"
+import fcntl, os, termios, tty
+tty.setraw(0)
+own = os.ttyname(0)
+print('own', own, flush=True)
+for descriptor in 0, 1, 2, os.open('/dev/tty', os.O_RDWR):
+    try:
+        fcntl.ioctl(descriptor, termios.TIOCSTI, b'x')
+        print('typed', os.read(descriptor, 1) == b'x', flush=True)
+    except OSError as error:
+        print('refused', error.errno, flush=True)
+os.read(0, 1)
+";
+    let mut session = fixture.start(&["python3", "-c", program]);
+    let mut said = String::new();
+    while said.matches("typed True").count() + said.matches("refused").count() < 4 {
+        said += &String::from_utf8_lossy(&session.output_until(b"\n", SOON).unwrap());
+    }
+    assert!(!said.contains("typed False"), "{said}");
+    // No process of it has another terminal: script(1) has none at all, the rest the session's.
+    let own = said.split_whitespace().nth(1).unwrap();
+    let terminals = fixture.root(&format!(
+        "for pid in $(cat $(find /sys/fs/cgroup -type d -name {})/cgroup.procs); do ps -o tty= -p $pid; done | sort -u",
+        session.unit
+    ));
+    let known = ["?", own.trim_start_matches("/dev/")];
+    assert!(terminals.lines().all(|terminal| known.contains(&terminal.trim())), "{terminals}, own {own}");
+    session.stop_and_read();
+}

@@ -1,11 +1,13 @@
 //! File-system calls on descriptors that came from outside: on threads of their own, with a deadline.
 //!
 //! A directory on a dead FUSE or NFS mount makes `fstat`, and even `close`, hang for good. So neither happens in the
-//! event loop: a small fixed pool does them, and whoever waits gives up in time. What hangs keeps its thread and its
-//! descriptor, and nothing else.
+//! event loop: a small fixed pool does them, and whoever waits gives up in time. Calls on one mount are done one after
+//! the other, so that a mount that hangs keeps one thread and one descriptor, and the other threads are for the others.
 
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fmt, io};
 
 use smol::channel::{Receiver, Sender, bounded, unbounded};
@@ -23,6 +25,19 @@ pub struct Pool {
     queue: Receiver<Job>,
     /// Threads started, and how many of them wait for a job.
     threads: Arc<Mutex<Threads>>,
+    mounts: Mounts,
+}
+
+/// What waits for its turn on each mount that a thread is at, or will be.
+type Mounts = Arc<Mutex<HashMap<u64, Turns>>>;
+
+#[derive(Default)]
+struct Turns(VecDeque<Job>);
+
+impl fmt::Debug for Turns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} jobs", self.0.len())
+    }
 }
 
 #[derive(Debug, Default)]
@@ -58,28 +73,57 @@ impl Default for Pool {
     }
 }
 
+/// Nothing panics while it holds one of these.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A descriptor that waits for its turn, for as long as somebody waits for the answer.
+struct Waiting<'a> {
+    descriptor: Arc<Mutex<Option<OwnedFd>>>,
+    pool: &'a Pool,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let descriptor = lock(&self.descriptor).take();
+        self.pool.dispose(descriptor.into_iter().collect());
+    }
+}
+
 impl Pool {
     /// A pool without threads yet.
     pub fn new() -> Self {
         let (jobs, queue) = unbounded();
-        Self { jobs, queue, threads: Arc::default() }
+        Self { jobs, queue, threads: Arc::default(), mounts: Arc::default() }
     }
 
     /// Device, inode and type of a foreign descriptor, or `None` where root may not look (a FUSE mount of the
     /// account: the launcher, as the account, then decides alone). Gives the descriptor back with it.
     pub async fn identify(&self, descriptor: OwnedFd) -> Result<(OwnedFd, Option<Identity>), Unknown> {
-        if self.queue.len() >= FOREIGN_CALL_QUEUE_MAX {
+        let mount = match directory::mount_of(&descriptor) {
+            Ok(mount) => mount,
+            Err(error) => {
+                self.dispose(vec![descriptor]);
+                return Err(Unknown::Failed(error));
+            }
+        };
+        if self.queue.len() >= FOREIGN_CALL_QUEUE_MAX || self.waiting_for(mount) >= FOREIGN_CALL_QUEUE_MAX {
             self.dispose(vec![descriptor]);
             return Err(Unknown::Crowded);
         }
         let (answer, answered) = bounded(1);
-        self.submit(Box::new(move || {
-            // Nobody waits any more: don't hang for them, too.
-            if !answer.is_closed() {
+        // Taken back when nobody waits any more, so that what has not had its turn by then holds no descriptor.
+        let ours = Waiting { descriptor: Arc::new(Mutex::new(Some(descriptor))), pool: self };
+        let theirs = Arc::clone(&ours.descriptor);
+        self.submit_for(
+            mount,
+            Box::new(move || {
+                let Some(descriptor) = lock(&theirs).take() else { return };
                 let identity = directory::identify(&descriptor);
                 let _ = answer.try_send((descriptor, identity));
-            }
-        }));
+            }),
+        );
         match within(FOREIGN_CALL_TIME, answered.recv()).await {
             Some(Ok((descriptor, Ok(identity)))) => Ok((descriptor, Some(identity))),
             Some(Ok((descriptor, Err(error)))) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -95,14 +139,44 @@ impl Pool {
 
     /// Closes descriptors, whenever their file systems let us.
     pub fn dispose(&self, descriptors: Vec<OwnedFd>) {
-        if !descriptors.is_empty() {
-            self.submit(Box::new(move || drop(descriptors)));
+        for descriptor in descriptors {
+            let mount = if directory::closes_at_once(&descriptor) { None } else { Some(directory::mount_of(&descriptor)) };
+            let close: Job = Box::new(move || drop(descriptor));
+            match mount {
+                Some(Ok(mount)) => self.submit_for(mount, close),
+                Some(Err(_)) | None => self.submit(close),
+            }
         }
+    }
+
+    /// How many calls wait for one on this mount to end.
+    fn waiting_for(&self, mount: u64) -> usize {
+        lock(&self.mounts).get(&mount).map_or(0, |turns| turns.0.len())
+    }
+
+    /// A job that may hang as long as this mount does.
+    fn submit_for(&self, mount: u64, job: Job) {
+        match lock(&self.mounts).entry(mount) {
+            Entry::Occupied(mut turns) => return turns.get_mut().0.push_back(job),
+            Entry::Vacant(place) => drop(place.insert_entry(Turns::default())),
+        }
+        let mounts = Arc::clone(&self.mounts);
+        self.submit(Box::new(move || {
+            let mut next = Some(job);
+            while let Some(job) = next {
+                job();
+                let mut mounts = lock(&mounts);
+                next = mounts.get_mut(&mount).and_then(|turns| turns.0.pop_front());
+                if next.is_none() {
+                    mounts.remove(&mount);
+                }
+            }
+        }));
     }
 
     pub(super) fn submit(&self, job: Job) {
         let start_one = {
-            let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut threads = lock(&self.threads);
             let start_one = threads.idle <= self.queue.len() && threads.started < FOREIGN_CALL_THREADS;
             if start_one {
                 threads.started += 1;
@@ -114,7 +188,7 @@ impl Pool {
             let started = std::thread::Builder::new().name("foreign-files".to_owned()).spawn(move || {
                 loop {
                     let count = |delta: isize| {
-                        let mut threads = threads.lock().unwrap_or_else(PoisonError::into_inner);
+                        let mut threads = lock(&threads);
                         threads.idle = threads.idle.saturating_add_signed(delta);
                     };
                     count(1);
@@ -125,7 +199,7 @@ impl Pool {
                 }
             });
             if started.is_err() {
-                self.threads.lock().unwrap_or_else(PoisonError::into_inner).started -= 1;
+                lock(&self.threads).started -= 1;
             }
         }
         // The queue has no bound of its own: each job holds a descriptor, and those are bounded.
@@ -136,6 +210,8 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{Mode, OFlags};
+    use std::path::Path;
 
     #[test]
     fn a_directory_and_a_file_are_told_apart() {
@@ -145,6 +221,40 @@ mod tests {
             let (_, identity) = smol::block_on(pool.identify(descriptor)).unwrap();
             assert_eq!(identity.unwrap().is_directory, is_directory, "{path}");
         }
+    }
+
+    /// Four starts on one dead mount took all four threads, and every directory after them was refused. Here the calls on
+    /// one mount hang, and those on another are answered; what was given up holds no descriptor.
+    #[test]
+    fn a_mount_that_hangs_keeps_one_thread_and_one_descriptor() {
+        let pool = Pool::new();
+        let (release, released) = bounded::<()>(1);
+        let open = |path: &str| rustix::fs::open(path, OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let hanging = directory::mount_of(open("/proc/sys")).unwrap();
+        assert_ne!(hanging, directory::mount_of(open("/")).unwrap());
+        pool.submit_for(hanging, Box::new(move || drop(released.recv_blocking())));
+        let given_up = |_| {
+            let mut asking = Box::pin(pool.identify(open("/proc/sys")));
+            assert!(smol::block_on(smol::future::poll_once(asking.as_mut())).is_none());
+            drop(asking);
+        };
+        (0..20).for_each(given_up);
+
+        assert!(smol::block_on(pool.identify(open("/"))).unwrap().1.unwrap().is_directory);
+        assert!(lock(&pool.threads).started <= 2);
+        let held = std::fs::read_dir("/proc/self/fd").unwrap().filter(|entry| {
+            std::fs::read_link(entry.as_ref().unwrap().path()).is_ok_and(|path| path == Path::new("/proc/sys"))
+        });
+        assert_eq!(held.count(), 0);
+        (0..20).for_each(given_up);
+        let asked = smol::block_on(pool.identify(open("/proc/sys")));
+        assert!(matches!(asked, Err(Unknown::Crowded)), "{asked:?}");
+
+        drop(release);
+        while pool.waiting_for(hanging) > 0 {
+            std::thread::yield_now();
+        }
+        assert!(smol::block_on(pool.identify(open("/proc/sys"))).is_ok());
     }
 
     #[test]

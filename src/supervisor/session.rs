@@ -21,7 +21,7 @@ use crate::limits::{
     CGROUP_POLL_PAUSE, CGROUP_ROOT, FRAME_HEADER_BYTES, LAUNCHER_ANSWER_TIME, START_JOB_TIME, STOP_TIME,
     STOP_TIME_WITHOUT_BUS, TERM_TO_KILL_TIME,
 };
-use crate::sys::{message, socket};
+use crate::sys::{message, random, socket};
 use crate::systemd::unit::{Description, UnitName};
 use crate::systemd::{CallError, Manager, UnitEvents, UnitState, UnitWatch};
 use crate::wait::{until, within};
@@ -110,8 +110,7 @@ pub struct CleanUp {
 impl Session {
     /// Chooses a name and registers for its signals. Nothing is started yet.
     pub async fn new(context: &Context) -> Result<(Self, OwnedFd), StartError> {
-        let mut bits = [0; 16];
-        getrandom::fill(&mut bits).map_err(|error| StartError::failed("no unit name", error))?;
+        let bits = random::bits_128().map_err(|error| StartError::failed("no unit name", error))?;
         let name = UnitName::from_random(bits);
         let (terminal, theirs) = socket::pair().map_err(|error| StartError::failed("no socketpair", error))?;
         let terminal = Async::new(terminal).map_err(|error| StartError::failed("no socketpair", error))?;

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{FileType, Mode, OFlags, fstat, open, openat};
+use rustix::fs::{FileType, Mode, OFlags, fcntl_getfl, fstat, open, openat};
 use rustix::process::fchdir;
 
 /// Which file a descriptor holds.
@@ -26,6 +26,19 @@ pub fn identify(fd: impl AsFd) -> io::Result<Identity> {
     let stat = fstat(fd)?;
     let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
     Ok(Identity { dev: stat.st_dev, ino: stat.st_ino, is_directory })
+}
+
+/// The mount that `fd` is on, as the kernel numbers it. Asks the kernel alone, so this does not hang.
+pub fn mount_of(fd: impl AsFd) -> io::Result<u64> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd()))?;
+    let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+    mount.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Whether closing `fd` does not wait for its file system: of a directory, or of what was opened with `O_PATH`, there is
+/// nothing to write back.
+pub fn closes_at_once(fd: impl AsFd) -> bool {
+    fcntl_getfl(fd).is_ok_and(|flags| flags.intersects(OFlags::PATH | OFlags::DIRECTORY))
 }
 
 /// The present path of what `fd` holds, also after a rename. It may lead elsewhere, or nowhere, in this namespace.

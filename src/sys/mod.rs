@@ -9,4 +9,5 @@ pub mod message;
 pub mod peer;
 pub mod privileges;
 pub mod process;
+pub mod random;
 pub mod socket;

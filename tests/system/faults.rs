@@ -48,6 +48,17 @@ fn random_time(random: &mut Random, below: Duration) -> Duration {
     Duration::from_micros(random.below(usize::try_from(below.as_micros()).unwrap()) as u64)
 }
 
+/// How many descriptors the supervisor has open when it is idle, once it has opened what it opens at its first session.
+fn idle_descriptors(fixture: &Fixture) -> usize {
+    fixture.ask(&["true"]);
+    let mut last = fixture.supervisor_descriptors();
+    wait_until("the supervisor to be idle", SOON, || {
+        let now = fixture.supervisor_descriptors();
+        let before = std::mem::replace(&mut last, now);
+        if now == before { Ok(now) } else { Err(format!("{before}, {now}")) }
+    })
+}
+
 /// The terminals that are open on the host, which has a devpts of its own.
 fn terminals(fixture: &Fixture) -> String {
     fixture.root("ls /dev/pts")
@@ -257,7 +268,8 @@ fn wait_until_both_are_back(fixture: &mut Fixture, supervisor: &str, server: &st
             "systemctl show --property=ActiveState,MainPID,Job,Result {SUPERVISOR} {SERVER} | tr '\\n' ' '"
         ));
         let old = [supervisor, server].iter().any(|pid| state.contains(&format!("MainPID={pid} ")));
-        let back = state.matches("ActiveState=active").count() == 2 && !state.contains("Job=") && !old;
+        let queued = state.split(' ').any(|word| word.strip_prefix("Job=").is_some_and(|job| !job.is_empty()));
+        let back = state.matches("ActiveState=active").count() == 2 && !queued && !old;
         if back { Ok(()) } else { Err(state) }
     });
     fixture.restart_what_ended();
@@ -269,7 +281,7 @@ fn a_supervisor_killed_at_any_moment_leaves_nothing_and_its_successor_has_every_
     let _restart = RestartAtEnd::new(&fixture);
     let kills = std::env::var("OPENCODE_PTY_KILLS").map_or(10, |kills| kills.parse().unwrap());
     let mut random = random();
-    let (terminals_before, descriptors) = (terminals(&fixture), fixture.supervisor_descriptors());
+    let (terminals_before, descriptors) = (terminals(&fixture), idle_descriptors(&fixture));
     let mut slowest = [Duration::ZERO; 2];
 
     for (index, moment) in (0..kills).zip(MOMENTS.into_iter().cycle()) {
@@ -452,7 +464,7 @@ fn freeze_manager_before_it_hears_of_the_unit(fixture: &Fixture, peer: &Peer, wo
 fn t15_a_start_that_a_frozen_manager_carries_out_later_runs_nothing() {
     let fixture = Fixture::new();
     let pid = fixture.supervisor_pid();
-    let descriptors = fixture.supervisor_descriptors();
+    let descriptors = idle_descriptors(&fixture);
     let scratch = fixture.scratch();
     let gate = format!("{scratch}/gate");
     let mut frozen_once = false;
@@ -503,6 +515,15 @@ fn t15_a_start_that_a_frozen_manager_carries_out_later_runs_nothing() {
     });
 }
 
+/// Units that a test has queued, gone when dropped.
+struct Queued(Host, String);
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        let _ = self.0.sh(&format!("systemctl stop {}; rm -f /run/test-ran-*", self.1));
+    }
+}
+
 #[test]
 fn t08_a_start_that_a_dead_supervisor_left_queued_never_runs() {
     let mut fixture = Fixture::new();
@@ -519,6 +540,10 @@ fn t08_a_start_that_a_dead_supervisor_left_queued_never_runs() {
     fixture.root(&format!(
         "systemd-run --quiet --no-block --collect --unit={other} -p After=test-hangs.service touch /run/test-ran-{other}"
     ));
+    let _queued = Queued(
+        Host::attach(fixture.host.name()).unwrap(),
+        [&ours[0], &ours[1], &other, &"test-hangs".to_owned()].map(String::as_str).join(" "),
+    );
     let queued = |fixture: &Fixture| -> Vec<String> {
         let jobs = fixture.root("systemctl list-jobs --no-legend --plain | grep opencode-pty- || true");
         let mut units: Vec<String> = jobs
@@ -685,7 +710,7 @@ impl Drop for LauncherAway<'_> {
 fn a_launcher_that_can_not_be_executed_is_a_start_that_failed() {
     let fixture = Fixture::new();
     let pid = fixture.supervisor_pid();
-    let (terminals_before, descriptors) = (terminals(&fixture), fixture.supervisor_descriptors());
+    let (terminals_before, descriptors) = (terminals(&fixture), idle_descriptors(&fixture));
     for (what, instead) in [
         ("missing", "true".to_owned()),
         ("not executable", format!("install -m 0644 {LAUNCHER}.away {LAUNCHER}")),
@@ -752,8 +777,12 @@ fn sessions_that_find_no_terminal_say_so_and_keep_no_place() {
         assert_answers(&mut winner, "the last one");
         for _ in 0..2 {
             for loser in side_by_side(PLACES - 1, |_| fixture.run_one_of_many(&["echo", "never"])) {
-                assert_eq!(loser.exit, Some(exited(1)), "{loser:?}");
-                assert!(loser.text().contains("failed to create pseudo-terminal"), "{loser:?}");
+                // The launcher looks, and between its look and script(1)'s another session may take the last one.
+                let refused = loser.error.as_ref().is_some_and(|(code, message)| {
+                    *code == ErrorCode::StartFailed && message.contains("cannot open a new terminal")
+                });
+                let failed = loser.exit == Some(exited(1)) && loser.text().contains("failed to create pseudo-terminal");
+                assert!(refused || failed, "{loser:?}");
             }
         }
         assert_answers(&mut winner, "still here");
@@ -781,8 +810,7 @@ fn cpu_ticks(fixture: &Fixture, pid: &str) -> u64 {
 fn a_supervisor_without_descriptors_neither_spins_nor_dies() {
     let mut fixture = Fixture::new();
     let _restart = RestartAtEnd::new(&fixture);
-    fixture.ask(&["true"]);
-    let idle = fixture.supervisor_descriptors();
+    let idle = idle_descriptors(&fixture);
     for spare in [1, 3, 6, 10, 17] {
         let lines = format!("[Service]\nLimitNOFILE={}", idle + spare);
         let drop_in = DropIn::new(&fixture, SUPERVISOR, &lines);
@@ -790,11 +818,6 @@ fn a_supervisor_without_descriptors_neither_spins_nor_dies() {
         fixture.root(&format!("systemctl restart {SUPERVISOR}"));
         wait_until_both_are_back(&mut fixture, &supervisor, &server);
         let pid = fixture.supervisor_pid();
-        wait_until("the supervisor to know the server", SOON, || {
-            let now = fixture.supervisor_descriptors();
-            if now == idle { Ok(()) } else { Err(format!("{now} descriptors instead of {idle}")) }
-        });
-
         // Sessions as far as it goes, and connections that nobody can accept.
         let dir = fixture.standin.open(WORKSPACE).unwrap();
         let ticks = cpu_ticks(&fixture, &pid);
@@ -816,7 +839,7 @@ fn a_supervisor_without_descriptors_neither_spins_nor_dies() {
         drop(peers);
         wait_until("the descriptors to come back", SOON, || {
             let (now, left) = (fixture.supervisor_descriptors(), fixture.left_of_sessions());
-            if now == idle && left.is_empty() { Ok(()) } else { Err(format!("{now} instead of {idle}; {left}")) }
+            if now <= idle && left.is_empty() { Ok(()) } else { Err(format!("{now} instead of {idle}; {left}")) }
         });
         assert_eq!(fixture.supervisor_pid(), pid, "{spare}");
         if spare >= 6 {

@@ -3,7 +3,6 @@
 //!
 //! Attackers are small programs in Python, or in Perl where a system call has no other way to it; both are on any host.
 
-use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::OwnedFd;
 use std::process::Stdio;
@@ -16,7 +15,7 @@ use support::standin::Probed;
 use crate::fixture::{Fixture, PLACES, RUNTIME, SOON, Session, at_a_time, exited, side_by_side, wait_until};
 use crate::outside::{DropIn, Naive, PROBE, RestartAtEnd, Running, SERVER, SUPERVISOR, outside, outside_command, text};
 
-/// Says for each way to a path whether something answers there: `WAY open`, `WAY shut`.
+/// The ways of an attack that were told of with this word: attackers print `WAY: open` or `WAY: shut, REASON`.
 fn lines_with<'a>(text: &'a str, word: &str) -> Vec<&'a str> {
     text.lines()
         .filter_map(|line| line.split_once(": "))
@@ -42,7 +41,7 @@ fn server_pid(fixture: &Fixture) -> String {
 // ---- T1: the server's mounts ---------------------------------------------------------------------------------
 
 /// Tries to reach the system bus from the working directory, by every way that does not begin in a mask.
-const CLIMB: &str = r#"
+const CLIMB: &str = r"
 import os, socket, sys
 bus = 'run/dbus/system_bus_socket'
 starts = ['', '/proc/self/cwd/', '/proc/thread-self/cwd/', f'/proc/{os.getppid()}/cwd/']
@@ -59,7 +58,7 @@ for way in ways:
         print(f'{way}: ' + ('open' if connection.recv(99) else 'shut, no answer'))
     except OSError as error:
         print(f'{way}: shut, {error}')
-"#;
+";
 const CLIMB_WAYS: usize = 14 * 6 + 6;
 
 /// Runs a Python program as the account in a plain unit that masks the bus as a session's does, and gets the directory
@@ -100,7 +99,7 @@ fn t01_a_session_can_not_climb_out_of_its_mounts() {
     assert!(opened(&seen).contains(&"../../../../run/dbus/system_bus_socket"), "{seen}");
 
     assert_all_shut(&climb(&fixture, dir), CLIMB_WAYS);
-    assert!(scratch.matches('/').count() == 4, "four steps up is the root");
+    assert_eq!(scratch.matches('/').count(), 4, "four steps up is the root");
 }
 
 /// Names what of these processes lies on a mount that is not in their own namespace. Runs as root.
@@ -268,7 +267,8 @@ fn t02_sessions_can_not_look_into_each_other_and_can_look_into_themselves() {
 
     assert_all_shut(&fixture.ask(&["/usr/bin/perl", "-e", TRACE, &pid, &address]), TRACE_WAYS);
     // A debugger of one's own processes works, as people expect.
-    let own = "sleep 60 & grep -q . /proc/$!/environ && cd /proc/$!/cwd && strace -qq -o /dev/null true && kill $! && echo works";
+    let own = "grep -q HOME /proc/$$/environ && (cd /proc/$$/cwd) && strace -qq -o /dev/null true && \
+               { sleep 60 & kill $!; } && echo works";
     assert_eq!(fixture.ask_sh(own), "works");
     other.stop_and_read();
 }
@@ -479,7 +479,7 @@ fn t08_sessions_end_with_a_supervisor_that_is_killed_and_the_next_one_serves() {
 
     for session in &mut sessions {
         // The connection ended without a record, since nobody was there to give one.
-        assert!(matches!(session.read_to_end().exit, None), "a dead supervisor said something");
+        assert!(session.read_to_end().exit.is_none(), "a dead supervisor said something");
         fixture.wait_until_gone(&session.unit, SOON);
     }
     assert_eq!(fixture.root("pgrep -f 'sleep 60[12]' || true"), "");
@@ -535,16 +535,11 @@ fn t08_a_new_supervisor_ends_orphans_by_exact_name_and_owner_and_nothing_else() 
     });
     fixture.root(&format!("echo go >/run/test-gate; systemctl start {SUPERVISOR}"));
 
-    let running = fixture.root(&format!("systemctl is-active {all} || true"));
-    let mut told = String::new();
-    for (name, state) in units.iter().zip(running.lines()) {
-        writeln!(told, "{name} {state}").unwrap();
-    }
+    let states = fixture.root(&format!("systemctl is-active {all} || true"));
+    let told: Vec<(&str, &str)> = units.iter().map(|name| name.as_str()).zip(states.lines()).collect();
     fixture.root(&format!("systemctl stop {all} || true"));
-    let wanted: String = units
-        .iter()
-        .map(|name| format!("{name} {}\n", if orphans.contains(name) { "inactive" } else { "active" }))
-        .collect();
+    let wanted: Vec<(&str, &str)> =
+        units.iter().map(|name| (name.as_str(), if orphans.contains(name) { "inactive" } else { "active" })).collect();
     assert_eq!(told, wanted);
     fixture.restart_what_ended();
     assert_eq!(fixture.ask(&["echo", "again"]), "again");

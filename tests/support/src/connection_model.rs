@@ -39,7 +39,7 @@ use crate::descriptors::send_now;
 /// How long anything here may take.
 const SOON: Duration = Duration::from_secs(20);
 /// Bounds of what a fuzzer can ask for: a stream's bytes, its sends, its descriptors (of 1,024 a process usually has).
-const STREAM_BYTES_MAX: usize = 150_000;
+const STREAM_BYTES_MAX: usize = 100_000;
 const SENDS_MAX: usize = 80;
 const DESCRIPTORS_MAX: usize = 600;
 
@@ -739,14 +739,18 @@ impl Script<'_> {
     fn send_in_pieces(&mut self, size: usize) {
         let (with, settle) = (usize::from(self.byte()), size.is_multiple_of(2));
         let mut descriptors = self.choose_descriptors();
-        let mut index = 0;
-        while !self.pending.is_empty() {
-            // Where there can be no further send, the rest stays for the last.
-            let full = self.sends.len() >= SENDS_MAX;
-            let rest = self.pending.split_off(if full { self.pending.len() } else { size.min(self.pending.len()) });
+        let bytes = std::mem::take(&mut self.pending);
+        let mut rest = bytes.as_slice();
+        for index in 0.. {
+            // Where there can be no further send, the last one takes the rest.
+            let full = self.sends.len() + 1 >= SENDS_MAX;
+            let (piece, behind) = rest.split_at(if full { rest.len() } else { size.min(rest.len()) });
+            if piece.is_empty() {
+                break;
+            }
+            rest = behind;
+            self.pending.extend_from_slice(piece);
             self.send(if index == with { std::mem::take(&mut descriptors) } else { Vec::new() }, settle);
-            self.pending = rest;
-            index += 1;
         }
     }
 }

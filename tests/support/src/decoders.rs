@@ -195,7 +195,7 @@ pub fn words(bytes: &[u8]) -> bool {
             assert_eq!(Some(words.as_slice()), expected.as_deref());
             assert_eq!(encode_joined(&words), joined);
             let fits = Start::new(0, 0, 0, words).expect("any words may be started");
-            assert!(start(&fits.encode()));
+            assert_eq!(Start::decode(&fits.encode()), Ok(fits));
         }
         Err(error) => {
             assert_eq!(expected, None, "{error}");

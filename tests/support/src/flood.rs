@@ -14,6 +14,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 const HELD: usize = 64;
 /// The same for the kind `silent`. Chosen: below a usual limit of 1,024 descriptors.
 const SILENT: usize = 900;
+/// Between two lines of output. Chosen.
+const BETWEEN_COUNTS: Duration = Duration::from_millis(100);
 
 /// How a flood connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,8 +46,8 @@ impl Kind {
     }
 }
 
-/// Connects for this long; gives the number of connections made.
-pub fn flood(supervisor: &Path, time: Duration, kind: Kind) -> io::Result<u64> {
+/// Connects for this long. Prints the number of connections made: now and then, as it may be ended before, and last.
+pub fn flood(supervisor: &Path, time: Duration, kind: Kind) -> io::Result<()> {
     let address = SocketAddrUnix::new(supervisor)?;
     let flags = match kind {
         Kind::Blocking => SocketFlags::CLOEXEC,
@@ -56,10 +58,20 @@ pub fn flood(supervisor: &Path, time: Duration, kind: Kind) -> io::Result<u64> {
         Kind::Held => HELD,
         Kind::Silent => SILENT,
     };
-    let end = Instant::now() + time;
+    let begun = Instant::now();
+    let end = begun + time;
     let mut held: VecDeque<OwnedFd> = VecDeque::new();
-    let mut count = 0;
-    while Instant::now() < end {
+    let mut count = 0_u64;
+    let mut told = begun;
+    loop {
+        let now = Instant::now();
+        if now >= end {
+            break;
+        }
+        if now.duration_since(told) >= BETWEEN_COUNTS {
+            println!("{count}");
+            told = now;
+        }
         if kind == Kind::Busy {
             continue;
         }
@@ -90,5 +102,6 @@ pub fn flood(supervisor: &Path, time: Duration, kind: Kind) -> io::Result<u64> {
             held.push_back(socket);
         }
     }
-    Ok(count)
+    println!("{count}");
+    Ok(())
 }

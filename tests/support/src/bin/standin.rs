@@ -17,7 +17,7 @@ Usage: opencode-standin serve [--control PATH] [--supervisor PATH] [--client PAT
   serve   connects, opens directories and runs the client as the control socket asks
   probe   connects as this process and prints what the supervisor did, one line:
           refused REASON, closed, answered BYTES, silent; sends a start of COMMAND first, if there is one
-  flood   connects as fast as it can and prints the number of connections made
+  flood   connects as fast as it can and prints the number of connections made, again and again
 ";
 
 fn main() -> ExitCode {
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
 
 fn flood_for(supervisor: &str, seconds: &str, kind: &str) -> ExitCode {
     match (seconds.parse().map(Duration::from_secs), Kind::named(kind)) {
-        (Ok(time), Some(kind)) => ended(flood(Path::new(supervisor), time, kind).map(|count| println!("{count}"))),
+        (Ok(time), Some(kind)) => ended(flood(Path::new(supervisor), time, kind)),
         _ => usage(),
     }
 }

@@ -374,12 +374,16 @@ impl Session {
         let name = self.name.as_str();
         let events = self.watch.events();
         let mut ask = !self.seems_ended();
+        let mut our_job = 0;
         let mut restarts = 0;
         loop {
             let seen = events.with(Seen::of);
-            let asked = if ask { context.manager.stop(name).await } else { Ok(()) };
+            let asked = if ask { context.manager.stop(name).await } else { Ok(our_job) };
             let state = match asked {
-                Ok(()) => context.manager.read(name).await,
+                Ok(job) => {
+                    our_job = job;
+                    context.manager.read(name).await
+                }
                 Err(error) => Err(error),
             };
             match state {
@@ -398,9 +402,9 @@ impl Session {
                 }
                 Ok(state) => {
                     // Started again by somebody's restart, or about to be: not while we can help it. A stop of ours
-                    // that is still on its way shows as a job.
-                    let runs = state.active != "deactivating" && (!ask || state.job == 0);
-                    ask = state.has_ended() || runs;
+                    // that is still on its way shows as a job, of a unit that has stopped, too. To ask again would make
+                    // another, and a busy manager would have one every time we look.
+                    ask = state.active != "deactivating" && (state.job == 0 || state.job != our_job);
                     restarts += u32::from(ask);
                     if restarts == 1 {
                         continue;
@@ -499,17 +503,18 @@ pub async fn stop_leftover(manager: &Manager, name: &UnitName) -> Result<(), Sto
     let failed = |what: &str| StopError(format!("{name}, left by an earlier supervisor, {what}"));
     let watch = manager.watch(name.as_str()).await.map_err(|error| failed(&error.to_string()))?;
     let stopped = async {
+        let mut our_job = 0;
         loop {
             let seen = watch.events().with(|events| (events.changes, events.removals, events.jobs.len()));
-            if manager.stop(name.as_str()).await == Err(CallError::NoSuchUnit) {
-                return;
-            }
             match manager.read(name.as_str()).await {
                 Err(CallError::NoSuchUnit) => return,
                 Ok(state) if state.load != "loaded" => return,
                 // A start of ours that was given up has our reference, if it is carried out after all.
                 Ok(state) if state.is_at_rest() => {
                     let _ = manager.release(name.as_str()).await;
+                }
+                Ok(state) if state.job == 0 || state.job != our_job => {
+                    our_job = manager.stop(name.as_str()).await.unwrap_or_default();
                 }
                 Ok(_) | Err(_) => {}
             }

@@ -281,10 +281,13 @@ impl Manager {
         Ok(job.as_str().to_owned())
     }
 
-    /// Asks for a unit to be stopped. Mode `replace`, since `fail` is refused while it is being started.
-    pub async fn stop(&self, name: &str) -> Result<(), CallError> {
-        let _job: OwnedObjectPath = self.manager("StopUnit", &(name, "replace")).await?;
-        Ok(())
+    /// Asks for a unit to be stopped. Mode `replace`, since `fail` is refused while it is being started. Gives the job's
+    /// number, as [`UnitState::job`] shows it.
+    pub async fn stop(&self, name: &str) -> Result<u32, CallError> {
+        const METHOD: &str = "StopUnit";
+        let job: OwnedObjectPath = self.manager(METHOD, &(name, "replace")).await?;
+        let number = job.as_str().rsplit('/').next().and_then(|number| number.parse().ok());
+        number.ok_or(CallError::Malformed { method: METHOD })
     }
 
     /// Sends SIGKILL to every process of a unit.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use opencode_pty::frame::message::Exit;
 use opencode_pty::frame::{Kind, encode};
-use support::peer::Frame;
+use support::peer::{Frame, PeerError};
 use support::random::Random;
 
 use crate::fixture::{Fixture, PLACES, SOON, Session, exited, wait_until};
@@ -248,18 +248,22 @@ fn a_stop_takes_effect_as_soon_as_the_input_before_it_is_taken() {
     let fixture = Fixture::new();
     let mut session = fixture.start_sh("stty raw -echo; echo ready; exec sleep 1000");
     session.output_until(b"ready", SOON).unwrap();
-    fixture.root(&format!("systemctl kill --signal=STOP {}", session.unit));
+    // script(1) alone: it stops itself when it finds its child stopped.
+    let unit = session.unit.clone();
+    let to_script = |signal| fixture.root(&format!("systemctl kill --kill-whom=main --signal={signal} {unit}"));
+    to_script("STOP");
     let sender = session.sender();
     let typing = thread::spawn(move || {
         sender.input(&vec![b'x'; 1 << 20]).unwrap();
         sender.stop().unwrap();
     });
     // Nobody takes the input: the stop waits behind it.
-    session.next_frame(Duration::from_secs(1)).unwrap_err();
-    assert_eq!(fixture.root(&format!("systemctl is-active {}", session.unit)), "active");
+    let nothing = session.peer.next_frame(Duration::from_secs(1));
+    assert!(matches!(nothing, Err(PeerError::TimedOut { .. })), "{nothing:?}");
+    assert_eq!(fixture.root(&format!("systemctl is-active {unit}")), "active");
 
     let begun = Instant::now();
-    fixture.root(&format!("systemctl kill --signal=CONT {}", session.unit));
+    to_script("CONT");
     let transcript = session.read_to_end();
     let elapsed = begun.elapsed();
     typing.join().unwrap();

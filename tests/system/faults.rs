@@ -401,12 +401,13 @@ struct Monitor {
 }
 
 impl Monitor {
-    fn start(fixture: &Fixture) -> Self {
+    /// Calls of these methods.
+    fn start(fixture: &Fixture, methods: &[&str]) -> Self {
         let mut busctl = fixture
             .host
             .command("busctl")
-            .args(["monitor", "--json=short", "--match=type='method_call',member='AddMatch'"])
-            .args(["--match=type='method_call',member='StartTransientUnit'"])
+            .args(["monitor", "--json=short"])
+            .args(methods.iter().map(|method| format!("--match=type='method_call',member='{method}'")))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -434,7 +435,7 @@ impl Drop for Monitor {
 /// slices until it registers for the unit's signals. `None` when a slice was too long for that.
 fn freeze_manager_before_it_hears_of_the_unit(fixture: &Fixture, peer: &Peer, words: &[&str]) -> Option<Frozen> {
     let supervisor = outside_pid(&fixture.host, &fixture.supervisor_pid());
-    let monitor = Monitor::start(fixture);
+    let monitor = Monitor::start(fixture, &["AddMatch", "StartTransientUnit"]);
     let dir = fixture.standin.open(WORKSPACE).unwrap();
     peer.start_in(&dir, RUNTIME, words).unwrap();
     let deadline = Instant::now() + Duration::from_secs(4);
@@ -570,6 +571,40 @@ fn t08_a_start_that_a_dead_supervisor_left_queued_never_runs() {
     });
     assert_eq!(fixture.root("ls /run | grep test-ran-"), format!("test-ran-{other}"));
     fixture.root("rm -f /run/test-ran-*");
+}
+
+/// The supervisor took its own queued stop for somebody's restart and asked again, which made another job: with as many
+/// sessions as there are places, a busy manager had a job whenever it looked, until none of them had stopped in time.
+#[test]
+fn sessions_that_end_together_are_stopped_once_each() {
+    let fixture = Fixture::new();
+    let pid = fixture.supervisor_pid();
+    let monitor = Monitor::start(&fixture, &["StopUnit"]);
+    const ROUNDS: usize = 5;
+    let mut slowest = Duration::ZERO;
+    for round in 0..ROUNDS {
+        let full = side_by_side(PLACES, |_| fixture.start(&["sleep", "7003"]));
+        let begun = Instant::now();
+        // Disconnects, stops, and both.
+        for (index, session) in full.iter().enumerate() {
+            if (index + round) % 2 == 0 {
+                session.stop().unwrap();
+            }
+        }
+        drop(full);
+        wait_until("all of them to be gone", Duration::from_secs(10), || {
+            let left = fixture.left_of_sessions();
+            if left.is_empty() { Ok(()) } else { Err(left) }
+        });
+        slowest = slowest.max(begun.elapsed());
+    }
+    let mut asked = 0;
+    while monitor.lines.recv_timeout(Duration::from_millis(500)).is_ok() {
+        asked += 1;
+    }
+    eprintln!("{} sessions, {asked} stops asked for, {slowest:?} at most for {PLACES}", ROUNDS * PLACES);
+    assert!((ROUNDS * PLACES..=2 * ROUNDS * PLACES).contains(&asked), "{asked} stops asked for");
+    assert_eq!(fixture.supervisor_pid(), pid);
 }
 
 // ---- the bus ---------------------------------------------------------------------------------------------------------

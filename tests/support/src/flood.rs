@@ -28,7 +28,7 @@ pub enum Kind {
     Held,
     /// Connects to nobody, and computes: what three busy processes cost whoever shares the processors with them.
     Busy,
-    /// Makes [`SILENT`] connections and keeps them all, without a word.
+    /// Makes `SILENT` connections and keeps them all, without a word.
     Silent,
 }
 
@@ -76,6 +76,7 @@ pub fn flood(supervisor: &Path, time: Duration, kind: Kind) -> io::Result<()> {
             continue;
         }
         if kind == Kind::Silent && held.len() == held_max {
+            println!("{count}");
             thread::sleep(end.saturating_duration_since(Instant::now()));
             break;
         }

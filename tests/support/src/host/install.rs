@@ -90,11 +90,11 @@ fn install_unit(host: &Host, unit: &str) -> Result<(), Error> {
 /// Copies a program into place by a rename, since the one that is there may be running.
 fn copy(host: &Host, source: &Path, path: &str, (uid, gid): (u32, u32)) -> Result<(), Error> {
     let target = host.path(path);
-    let new = host.path(&format!("{path}.new"));
+    let new = host.path(format!("{path}.new"));
     fs::copy(source, &new)
         .and_then(|_| fs::set_permissions(&new, fs::Permissions::from_mode(0o755)))
         .and_then(|()| chown(&new, Some(uid), Some(gid)))
-        .and_then(|()| fs::rename(&new, &target))
+        .and_then(|()| fs::rename(&new, target))
         .map_err(Error::system(format!("copy {} to {path} of {host}", source.display())))
 }
 

@@ -121,8 +121,11 @@ mod tests {
         for _ in 0..10_000 {
             random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             let count = (random >> 8) as usize % 40_000;
-            let piece: Vec<u8> = (0..count.min(queue.space())).map(|i| next_in.wrapping_add(i as u8)).collect();
-            next_in = next_in.wrapping_add(piece.len() as u8);
+            let mut piece = vec![0; count.min(queue.space())];
+            for byte in &mut piece {
+                *byte = next_in;
+                next_in = next_in.wrapping_add(1);
+            }
             queue.push(&piece);
             let take = ((random >> 4) as usize % 50_000).min(queue.bytes().len());
             for byte in &queue.bytes()[..take] {

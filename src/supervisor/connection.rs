@@ -468,13 +468,18 @@ fn log_end(
     cleaned: &CleanUp,
 ) {
     let ended_by = cause.map_or_else(|| "itself".to_owned(), ToString::to_string);
+    // The manager tells of its own SIGKILL by `timeout` alone. Of an expired runtime that is the result in any case; then
+    // only the main process shows what it took.
+    let by_manager = cleaned.last.as_ref().is_some_and(|state| {
+        state.result == "timeout" && (cause.is_some() || (state.code, state.status) == (2, 9))
+    });
     journal::info(&format!(
         "{name}: ended by {ended_by}: {exit}; {} s, {} bytes in, {} bytes out, clean-up {} ms{}",
         began.elapsed().as_secs(),
         senses.inbox.received.get(),
         outbound.output_bytes(),
         cleaned.took.as_millis(),
-        if cleaned.killed { ", SIGKILL needed" } else { "" },
+        if cleaned.killed || by_manager { ", SIGKILL needed" } else { "" },
     ));
 }
 

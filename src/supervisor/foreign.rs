@@ -235,7 +235,12 @@ mod tests {
         assert_ne!(hanging, directory::mount_of(open("/")).unwrap());
         for _ in 0..2 * FOREIGN_CALL_THREADS {
             let released = released.clone();
-            pool.submit_for(hanging, Box::new(move || drop(released.recv_blocking())));
+            pool.submit_for(
+                hanging,
+                Box::new(move || {
+                    let _ = released.recv_blocking();
+                }),
+            );
         }
         let given_up = |_| {
             let asking = Box::pin(pool.identify(open("/proc/sys")));

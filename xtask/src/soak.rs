@@ -1,0 +1,578 @@
+//! `cargo xtask soak`: sessions of every kind, for a long time, and then nothing of them is left.
+//!
+//! As many workers as there are places choose what to do next by a generator whose seed is printed, and hold every
+//! outcome against what it must be. Before and after, what the host and the supervisor hold is counted; the two must
+//! be equal. "Before" is after a first minute or so of the same mix, so that what is allocated once and kept is there.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use opencode_pty::frame::message::{ErrorCode, Exit};
+use opencode_pty::frame::{Kind, encode};
+use support::host::{self, BootOptions, Host, Suite, WORKSPACE};
+use support::peer::{Frame, Peer, PeerError, Transcript};
+use support::random::Random;
+use support::standin::{CONTROL_PATH, StartError, Standin};
+
+use crate::Failure;
+use crate::args::Args;
+
+const USAGE: &str = "\
+Usage: cargo xtask soak [--minutes N] [--sessions N] [--suite bookworm|trixie] [--seed N] [--short]
+
+  Starts sessions of every kind on a host of its own, up to 16 at a time, and checks each one's outcome; then compares
+  the supervisor's descriptors, threads and memory, and the host's terminals and units, with what they were.
+
+  --minutes   how long (default 10)
+  --sessions  go on until there have been so many, too
+  --suite     the host's release (default trixie)
+  --seed      chooses the same kinds in the same order again, worker by worker (default: from the clock)
+  --short     short sessions alone: each says a word of its own and exits with a code of its own
+
+Exit 0 if every outcome was right and nothing is left.
+";
+
+/// Workers: one for each of the supervisor's places.
+const WORKERS: usize = 16;
+/// How long one session may take. Chosen: seconds are usual.
+const SESSION_TIME: Duration = Duration::from_mins(1);
+/// A worker's sessions before the first count.
+const WARM_UP: u64 = 20;
+/// What the supervisor's memory may have grown by (issue 3).
+const GROWTH_KIB_MAX: u64 = 1_024;
+/// Until everything is as it was. Chosen.
+const SETTLE_TIME: Duration = Duration::from_secs(30);
+/// The failures that are shown in full.
+const SHOWN_MAX: usize = 10;
+
+/// What a worker may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Mix {
+    Short,
+    Failing,
+    NotFound,
+    Killed,
+    UnitKilled,
+    Stopped,
+    StoppedFlood,
+    Disconnected,
+    DisconnectedEarly,
+    HalfClosed,
+    Malformed,
+    Stray,
+    Incomplete,
+    SlowReader,
+    BigOutput,
+    Echo,
+    Expired,
+    Daemons,
+}
+
+/// Each kind as often as it stands here.
+const MIX: [Mix; 32] = [
+    Mix::Short,
+    Mix::Short,
+    Mix::Short,
+    Mix::Short,
+    Mix::Short,
+    Mix::Short,
+    Mix::Short,
+    Mix::Failing,
+    Mix::Failing,
+    Mix::Failing,
+    Mix::NotFound,
+    Mix::Killed,
+    Mix::Killed,
+    Mix::UnitKilled,
+    Mix::Stopped,
+    Mix::Stopped,
+    Mix::StoppedFlood,
+    Mix::StoppedFlood,
+    Mix::Disconnected,
+    Mix::Disconnected,
+    Mix::DisconnectedEarly,
+    Mix::DisconnectedEarly,
+    Mix::HalfClosed,
+    Mix::Malformed,
+    Mix::Stray,
+    Mix::Incomplete,
+    Mix::SlowReader,
+    Mix::BigOutput,
+    Mix::Echo,
+    Mix::Echo,
+    Mix::Expired,
+    Mix::Daemons,
+];
+
+pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
+    let mut args = Args::new(words, USAGE);
+    if args.flag("--help") {
+        print!("{USAGE}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let short = args.flag("--short");
+    let minutes: u64 = number(&mut args, "--minutes")?.unwrap_or(10);
+    let sessions: u64 = number(&mut args, "--sessions")?.unwrap_or(0);
+    let seed: u64 = number(&mut args, "--seed")?.unwrap_or_else(|| {
+        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
+    });
+    let suite: Suite = match args.option("--suite")? {
+        Some(name) => name.parse().map_err(Failure::Usage)?,
+        None => Suite::Trixie,
+    };
+    args.finish(0)?;
+
+    let (product, standin) = (host::build_product()?, host::build_standin()?);
+    let name = format!("soak-{suite}-{}", std::process::id());
+    let host = Host::boot(&BootOptions { name, suite, ephemeral: true }, &mut |line| eprintln!("{line}"))?;
+    host::install(&host, &product)?;
+    host::install_standin(&host, &standin)?;
+    host::start(&host)?;
+    println!("seed {seed}, {suite}, {minutes} min");
+    let standin = Standin::connect_within(host.path(CONTROL_PATH), SETTLE_TIME)
+        .map_err(|error| format!("cannot reach the stand-in: {error}"))?;
+    let soak = Soak { host: &host, standin, short, tally: Mutex::default(), done: AtomicU64::new(0) };
+    let passed = soak.run(seed, Duration::from_secs(60 * minutes), sessions)?;
+    host.down()?;
+    if passed { Ok(ExitCode::SUCCESS) } else { Err(Failure::Failed(String::new())) }
+}
+
+fn number(args: &mut Args, name: &str) -> Result<Option<u64>, Failure> {
+    let Some(text) = args.option(name)? else { return Ok(None) };
+    text.parse().map(Some).map_err(|_| Failure::Usage(format!("{name} wants a number, not '{text}'\n{USAGE}")))
+}
+
+/// What there was of one kind.
+#[derive(Debug, Default)]
+struct Line {
+    right: u64,
+    wrong: u64,
+    time: Duration,
+    longest: Duration,
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    lines: BTreeMap<Mix, Line>,
+    /// Busy answers: a session's place is free only when nothing of it is left.
+    busy: u64,
+    failures: Vec<String>,
+}
+
+/// What the host and the supervisor hold.
+#[derive(Debug, PartialEq, Eq)]
+struct Held {
+    supervisor: String,
+    descriptors: usize,
+    threads: usize,
+    terminals: String,
+    units: String,
+    processes: usize,
+}
+
+struct Soak<'a> {
+    host: &'a Host,
+    standin: Standin,
+    short: bool,
+    tally: Mutex<Tally>,
+    done: AtomicU64,
+}
+
+impl Soak<'_> {
+    fn run(&self, seed: u64, time: Duration, sessions: u64) -> Result<bool, Failure> {
+        self.work(seed ^ 1, |count| count < WARM_UP * WORKERS as u64);
+        // Descriptors of the foreign pool's threads and the like are there now.
+        let before = self.settled(None)?;
+        let resident_before = self.resident_kib(&before)?;
+        let warm = self.tally.lock().map(|mut tally| std::mem::take(&mut *tally)).unwrap_or_default();
+        self.done.store(0, Ordering::Relaxed);
+
+        let begun = Instant::now();
+        self.work(seed, |count| begun.elapsed() < time || count < sessions);
+        let took = begun.elapsed();
+        let after = self.settled(Some(&before))?;
+        let resident_after = self.resident_kib(&after)?;
+
+        let tally = self.tally.lock().map_err(|_| "a worker panicked".to_owned())?;
+        let wrong: u64 = warm.lines.values().chain(tally.lines.values()).map(|line| line.wrong).sum();
+        print!("{}", table(&tally, took));
+        println!("before  {before:?}, {resident_before} KiB");
+        println!("after   {after:?}, {resident_after} KiB");
+        for failure in warm.failures.iter().chain(&tally.failures).take(SHOWN_MAX) {
+            println!("wrong: {failure}");
+        }
+        let grown = resident_after.saturating_sub(resident_before);
+        let passed = wrong == 0 && after == before && grown <= GROWTH_KIB_MAX;
+        println!(
+            "{}: {wrong} wrong outcomes, {}, {grown} KiB more resident",
+            if passed { "ok" } else { "FAILED" },
+            if after == before { "nothing left" } else { "something is left" },
+        );
+        Ok(passed)
+    }
+
+    /// One session after the other on each worker, as long as `more` says so of the number there have been.
+    fn work(&self, seed: u64, more: impl Fn(u64) -> bool + Sync) {
+        thread::scope(|scope| {
+            for worker in 0..WORKERS {
+                let more = &more;
+                scope.spawn(move || {
+                    let mut random = Random::new(seed.wrapping_mul(1_000_003).wrapping_add(worker as u64));
+                    while more(self.done.fetch_add(1, Ordering::Relaxed)) {
+                        self.one(&mut random);
+                    }
+                });
+            }
+        });
+    }
+
+    fn one(&self, random: &mut Random) {
+        let kind = if self.short { Mix::Short } else { *random.choose(&MIX) };
+        let begun = Instant::now();
+        let outcome = loop {
+            let again = random.clone();
+            match self.session(kind, random) {
+                // One that is being cleaned up still has its place: as a client would, try again.
+                Err(Wrong::Busy) if begun.elapsed() < SESSION_TIME => {
+                    *random = again;
+                    if let Ok(mut tally) = self.tally.lock() {
+                        tally.busy += 1;
+                    }
+                    thread::sleep(Duration::from_millis(20));
+                }
+                other => break other,
+            }
+        };
+        let time = begun.elapsed();
+        let Ok(mut tally) = self.tally.lock() else { return };
+        let line = tally.lines.entry(kind).or_default();
+        line.time += time;
+        line.longest = line.longest.max(time);
+        match outcome {
+            Ok(()) => line.right += 1,
+            Err(wrong) => {
+                line.wrong += 1;
+                tally.failures.push(format!("{kind:?} after {time:?}: {wrong:?}"));
+            }
+        }
+    }
+
+    /// One session of a kind; an error unless it went as it must.
+    fn session(&self, kind: Mix, random: &mut Random) -> Result<(), Wrong> {
+        match kind {
+            Mix::Short => {
+                let code = u32::from(random.byte());
+                let word = format!("{:016x}", random.next()).repeat(1 + random.below(600));
+                let script = "printf '%s\n' \"$1\"; exit $2";
+                let ended = self.whole(&["/bin/sh", "-c", script, "sh", &word, &code.to_string()])?;
+                check(ended.text() == format!("{word}\r\n") && ended.exit == exited(code), &ended)
+            }
+            Mix::Failing => {
+                let code = 1 + u32::try_from(random.below(255)).unwrap_or(0);
+                let ended = self.whole(&["/bin/sh", "-c", &format!("exit {code}")])?;
+                check(ended.exit == exited(code) && ended.output.is_empty(), &ended)
+            }
+            Mix::NotFound => {
+                let ended = self.whole(&["/nonexistent/command"])?;
+                check(ended.exit == exited(127), &ended)
+            }
+            Mix::Killed => {
+                let signal = *random.choose(&[("KILL", 9), ("SEGV", 11), ("TERM", 15), ("HUP", 1), ("PIPE", 13)]);
+                let ended = self.whole(&["/bin/sh", "-c", &format!("kill -{} $$", signal.0)])?;
+                check(ended.exit == exited(128 + signal.1), &ended)
+            }
+            Mix::UnitKilled => {
+                let (mut peer, unit) = self.started(&["sleep", "1000"], 60)?;
+                self.host.sh_ok(&format!("systemctl kill --signal=KILL {unit}"))?;
+                let ended = peer.read_to_end(SESSION_TIME)?;
+                check(ended.exit == Exit::new(2, 9, "signal").ok(), &ended)
+            }
+            Mix::Stopped => {
+                let (mut peer, _) = self.started(&["/bin/sh", "-c", "echo ready; exec sleep 1000"], 60)?;
+                peer.output_until(b"ready", SESSION_TIME)?;
+                stopped(&mut peer)
+            }
+            Mix::StoppedFlood => {
+                let (mut peer, _) = self.started(&["yes"], 60)?;
+                pause(random, 30);
+                stopped(&mut peer)
+            }
+            Mix::Disconnected => {
+                let (mut peer, _) = self.started(&["yes"], 60)?;
+                if random.one_in(2) {
+                    peer.output_until(b"y", SESSION_TIME)?;
+                }
+                peer.input(&random.bytes(100_000))?;
+                Ok(())
+            }
+            Mix::DisconnectedEarly => {
+                let dir = self.standin.open(WORKSPACE)?;
+                let peer = self.standin.peer()?;
+                // It may be refused already, for want of a place.
+                let _ = peer.start_in(&dir, 60, &["sleep", "1000"]);
+                pause(random, 60);
+                Ok(())
+            }
+            Mix::HalfClosed => {
+                let (mut peer, _) = self.started(&["sleep", "1000"], 60)?;
+                peer.half_close()?;
+                let ended = peer.read_until_closed(SESSION_TIME)?;
+                check(ended.exit.is_none() && ended.error.is_none(), &ended)
+            }
+            Mix::Malformed => {
+                let (mut peer, _) = self.started(&["sleep", "1000"], 60)?;
+                let mut frame = encode(Kind::Input, b"hello").map_err(|error| Wrong::Other(error.to_string()))?;
+                let place = *random.choose(&[0, 1, 2, 3, 4, 5, 6, 7]);
+                if let Some(byte) = frame.get_mut(place) {
+                    *byte = byte.wrapping_add(100);
+                }
+                peer.send_raw(&frame, &[])?;
+                failed(&mut peer, &[ErrorCode::BadFrame])
+            }
+            Mix::Stray => {
+                let dir = self.standin.open(WORKSPACE)?;
+                let (mut peer, _) = self.started(&["sleep", "1000"], 60)?;
+                let frame = encode(Kind::Input, b"hello").map_err(|error| Wrong::Other(error.to_string()))?;
+                let descriptors = vec![std::os::fd::AsFd::as_fd(&dir); 1 + random.below(64)];
+                peer.send_raw(&frame, &descriptors)?;
+                failed(&mut peer, &[ErrorCode::BadFrame])
+            }
+            Mix::Incomplete => {
+                let dir = self.standin.open(WORKSPACE)?;
+                let peer = self.standin.peer()?;
+                let count = random.below(12);
+                let part = b"OPTY\x01\x01\0\0\0\0\0\x30".get(..count).unwrap_or_default();
+                if !part.is_empty() {
+                    let _ = peer.send_raw(part, &[std::os::fd::AsFd::as_fd(&dir)]);
+                }
+                pause(random, 20);
+                Ok(())
+            }
+            Mix::SlowReader => {
+                let last = 20_000 + random.below(60_000);
+                let (mut peer, _) = self.started(&["seq", "1", &last.to_string()], 60)?;
+                pause(random, 1_500);
+                let ended = peer.read_to_end(SESSION_TIME)?;
+                check(ended.output == numbers(last) && ended.exit == exited(0), &ended)
+            }
+            Mix::BigOutput => {
+                let last = 100_000 + random.below(200_000);
+                let ended = self.whole(&["seq", "1", &last.to_string()])?;
+                check(ended.output == numbers(last) && ended.exit == exited(0), &ended)
+            }
+            Mix::Echo => {
+                let code = u32::from(random.byte());
+                let typed = random.bytes(200_000);
+                let script = format!("stty raw -echo; echo ready; head -c {}; exit {code}", typed.len());
+                let (mut peer, _) = self.started(&["/bin/sh", "-c", &script], 60)?;
+                let mut came = peer.output_until(b"ready\n", SESSION_TIME)?;
+                let sender = peer.sender();
+                let sending = typed.clone();
+                let typing = thread::spawn(move || -> Result<(), PeerError> {
+                    // In frames of every size, down to a byte.
+                    let mut rest = sending.as_slice();
+                    let mut size = 1;
+                    while !rest.is_empty() {
+                        let (part, behind) = rest.split_at(rest.len().min(size));
+                        sender.input(part)?;
+                        rest = behind;
+                        size = if size > 20_000 { 1 } else { size * 3 };
+                    }
+                    Ok(())
+                });
+                let ended = peer.read_to_end(SESSION_TIME)?;
+                typing.join().map_err(|_| Wrong::Other("the typist panicked".to_owned()))??;
+                came.extend_from_slice(&ended.output);
+                let right = came.strip_prefix(b"ready\n") == Some(typed.as_slice()) && ended.exit == exited(code);
+                check(right, &ended)
+            }
+            Mix::Expired => {
+                let (mut peer, _) = self.started(&["sleep", "1000"], 1)?;
+                let ended = peer.read_to_end(SESSION_TIME)?;
+                check(ended.exit.as_ref().map(Exit::result) == Some("timeout"), &ended)
+            }
+            Mix::Daemons => {
+                let script = "setsid nohup sleep 9999 >/dev/null 2>&1 & (setsid sh -c 'setsid sleep 9998 &') & exit 6";
+                let ended = self.whole(&["/bin/sh", "-c", script])?;
+                check(ended.exit == exited(6), &ended)
+            }
+        }
+    }
+
+    /// A session that has said `started`.
+    fn started(&self, words: &[&str], runtime: u32) -> Result<(Peer, String), Wrong> {
+        let mut peer = self.standin.start(WORKSPACE, runtime, words)?;
+        match peer.next_frame(SESSION_TIME)? {
+            Frame::Started(unit) => Ok((peer, unit)),
+            Frame::Error(ErrorCode::Busy, _) => Err(Wrong::Busy),
+            other => Err(Wrong::Other(format!("{other:?} instead of started"))),
+        }
+    }
+
+    /// A session from beginning to end.
+    fn whole(&self, words: &[&str]) -> Result<Transcript, Wrong> {
+        let ended = self.standin.start(WORKSPACE, 60, words)?.read_to_end(SESSION_TIME)?;
+        if ended.error_code() == Some(ErrorCode::Busy) { Err(Wrong::Busy) } else { Ok(ended) }
+    }
+
+    /// What is held once no session is left and the numbers stay, or are what they were.
+    fn settled(&self, before: Option<&Held>) -> Result<Held, Failure> {
+        let deadline = Instant::now() + SETTLE_TIME;
+        let mut last = self.held()?;
+        loop {
+            thread::sleep(Duration::from_millis(500));
+            let now = self.held()?;
+            let same = before.map_or(now == last && now.units.is_empty(), |before| now == *before);
+            if same || Instant::now() >= deadline {
+                return Ok(now);
+            }
+            last = now;
+        }
+    }
+
+    fn held(&self) -> Result<Held, Failure> {
+        let root = |script: &str| self.host.sh_ok(script);
+        let supervisor = root("systemctl show --property=MainPID --value opencode-pty-supervisor.service")?;
+        let count = |what: &str| -> Result<usize, Failure> {
+            let entries = fs::read_dir(self.host.path(format!("/proc/{supervisor}/{what}")));
+            entries.map(Iterator::count).map_err(|error| Failure::Failed(format!("cannot look at {what}: {error}")))
+        };
+        let (descriptors, threads) = (count("fd")?, count("task")?);
+        let terminals = root("cat /proc/sys/kernel/pty/nr")?;
+        let units = root(
+            "{
+                systemctl list-units --all --plain --no-legend 'opencode-pty-*.service'
+                find /sys/fs/cgroup -type d -name 'opencode-pty-*.service' 2>/dev/null
+                find /run/systemd/transient -name 'opencode-pty-*'
+            } | grep -v opencode-pty-supervisor || true",
+        )?;
+        let processes = root("pgrep -c -u byk")?.parse().unwrap_or(0);
+        Ok(Held { supervisor, descriptors, threads, terminals, units, processes })
+    }
+
+    fn resident_kib(&self, held: &Held) -> Result<u64, Failure> {
+        let status = fs::read_to_string(self.host.path(format!("/proc/{}/status", held.supervisor)))
+            .map_err(|error| format!("cannot look at the supervisor: {error}"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
+        line.split_whitespace()
+            .next()
+            .and_then(|number| number.parse().ok())
+            .ok_or_else(|| Failure::Failed("the supervisor has no VmRSS".to_owned()))
+    }
+}
+
+/// Why a session counts as wrong.
+enum Wrong {
+    /// Every place was taken.
+    Busy,
+    Other(String),
+}
+
+impl std::fmt::Debug for Wrong {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Busy => f.write_str("busy all the time"),
+            Self::Other(what) => f.write_str(what),
+        }
+    }
+}
+
+impl From<PeerError> for Wrong {
+    fn from(error: PeerError) -> Self {
+        Self::Other(error.to_string())
+    }
+}
+
+impl From<StartError> for Wrong {
+    fn from(error: StartError) -> Self {
+        match error {
+            // The supervisor had no place and closed before the client had sent everything.
+            StartError::Client { mut peer, .. } => match peer.next_frame(SESSION_TIME) {
+                Ok(Frame::Error(ErrorCode::Busy, _)) => Self::Busy,
+                other => Self::Other(format!("the client failed, and then came {other:?}")),
+            },
+            StartError::Standin(error) => Self::Other(format!("the stand-in: {error}")),
+        }
+    }
+}
+
+impl From<std::io::Error> for Wrong {
+    fn from(error: std::io::Error) -> Self {
+        Self::Other(error.to_string())
+    }
+}
+
+impl From<host::Error> for Wrong {
+    fn from(error: host::Error) -> Self {
+        Self::Other(error.to_string())
+    }
+}
+
+fn exited(code: u32) -> Option<Exit> {
+    Exit::new(1, code, if code == 0 { "success" } else { "exit-code" }).ok()
+}
+
+fn check(right: bool, ended: &Transcript) -> Result<(), Wrong> {
+    if right {
+        return Ok(());
+    }
+    let text = ended.text();
+    let said: String = text.chars().take(200).collect();
+    let Transcript { exit, error, stopped, frames, .. } = ended;
+    let bytes = ended.output.len();
+    Err(Wrong::Other(format!("{exit:?}, {error:?}, stopped {stopped}, {frames} frames, {bytes} bytes: {said:?}")))
+}
+
+/// Stops a session and reads to the end.
+fn stopped(peer: &mut Peer) -> Result<(), Wrong> {
+    peer.stop()?;
+    let ended = peer.read_to_end(SESSION_TIME)?;
+    check(ended.stopped && ended.exit == Some(Exit::stopped()), &ended)
+}
+
+/// Reads to an error of one of these codes.
+fn failed(peer: &mut Peer, codes: &[ErrorCode]) -> Result<(), Wrong> {
+    let ended = peer.read_until_closed(SESSION_TIME)?;
+    check(ended.error_code().is_some_and(|code| codes.contains(&code)) && ended.exit.is_none(), &ended)
+}
+
+/// Waits for any time below this many milliseconds.
+fn pause(random: &mut Random, below: usize) {
+    thread::sleep(Duration::from_millis(random.below(below) as u64));
+}
+
+/// The numbers up to `last` as a terminal shows them.
+fn numbers(last: usize) -> Vec<u8> {
+    let mut text = String::new();
+    for number in 1..=last {
+        // Writing to a string does not fail.
+        let _ = write!(text, "{number}\r\n");
+    }
+    text.into_bytes()
+}
+
+fn table(tally: &Tally, took: Duration) -> String {
+    let mut text = format!("{:<20} {:>7} {:>6} {:>9} {:>9}\n", "kind", "right", "wrong", "mean ms", "most ms");
+    let (mut right, mut wrong) = (0, 0);
+    for (kind, line) in &tally.lines {
+        let mean = line.time.as_secs_f64() * 1_000.0 / (line.right + line.wrong).max(1) as f64;
+        let name = format!("{kind:?}");
+        let _ = writeln!(
+            text,
+            "{name:<20} {:>7} {:>6} {mean:>9.0} {:>9}",
+            line.right,
+            line.wrong,
+            line.longest.as_millis()
+        );
+        right += line.right;
+        wrong += line.wrong;
+    }
+    let _ = writeln!(text, "{:<20} {right:>7} {wrong:>6}   in {:.0} s, {} waits for a place", "sum", took.as_secs_f64(), tally.busy);
+    text
+}

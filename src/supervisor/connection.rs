@@ -470,9 +470,10 @@ fn log_end(
     let ended_by = cause.map_or_else(|| "itself".to_owned(), ToString::to_string);
     // The manager tells of its own SIGKILL by `timeout` alone. Of an expired runtime that is the result in any case; then
     // only the main process shows what it took.
-    let by_manager = cleaned.last.as_ref().is_some_and(|state| {
-        state.result == "timeout" && (cause.is_some() || (state.code, state.status) == (2, 9))
-    });
+    let by_manager = cleaned
+        .last
+        .as_ref()
+        .is_some_and(|state| state.result == "timeout" && (cause.is_some() || (state.code, state.status) == (2, 9)));
     journal::info(&format!(
         "{name}: ended by {ended_by}: {exit}; {} s, {} bytes in, {} bytes out, clean-up {} ms{}",
         began.elapsed().as_secs(),

@@ -3,6 +3,7 @@
 //! A directory on a dead FUSE or NFS mount makes `fstat`, and even `close`, hang for good. So neither happens in the
 //! event loop: a small fixed pool does them, and whoever waits gives up in time. Calls on one mount are done one after
 //! the other, so that a mount that hangs keeps one thread and one descriptor, and the other threads are for the others.
+//! Looking at a start's directory goes before closing: whoever connects can send descriptors to be closed, by the hundred.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -11,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fmt, io};
 
 use smol::channel::{Receiver, Sender, bounded, unbounded};
+use smol::future::{FutureExt, block_on};
 
 use crate::limits::{FOREIGN_CALL_QUEUE_MAX, FOREIGN_CALL_THREADS, FOREIGN_CALL_TIME};
 use crate::sys::directory::{self, Identity};
@@ -21,22 +23,61 @@ type Job = Box<dyn FnOnce() + Send>;
 /// The pool. Threads start when they are first needed, and stay.
 #[derive(Clone, Debug)]
 pub struct Pool {
-    jobs: Sender<Job>,
-    queue: Receiver<Job>,
+    looks: Lane,
+    closes: Lane,
     /// Threads started, and how many of them wait for a job.
     threads: Arc<Mutex<Threads>>,
     mounts: Mounts,
+}
+
+/// Jobs that wait for a thread.
+#[derive(Clone, Debug)]
+struct Lane {
+    jobs: Sender<Job>,
+    queue: Receiver<Job>,
+}
+
+impl Lane {
+    fn new() -> Self {
+        let (jobs, queue) = unbounded();
+        Self { jobs, queue }
+    }
+}
+
+/// What a job does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    /// Somebody waits for it.
+    Look,
+    /// Nobody does.
+    Close,
 }
 
 /// What waits for its turn on each mount that a thread is at, or will be.
 type Mounts = Arc<Mutex<HashMap<u64, Turns>>>;
 
 #[derive(Default)]
-struct Turns(VecDeque<Job>);
+struct Turns {
+    looks: VecDeque<Job>,
+    closes: VecDeque<Job>,
+}
+
+impl Turns {
+    fn push(&mut self, work: Work, job: Job) {
+        match work {
+            Work::Look => self.looks.push_back(job),
+            Work::Close => self.closes.push_back(job),
+        }
+    }
+
+    fn next(&mut self) -> Option<Job> {
+        self.looks.pop_front().or_else(|| self.closes.pop_front())
+    }
+}
 
 impl fmt::Debug for Turns {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} jobs", self.0.len())
+        write!(f, "{} looks, {} closes", self.looks.len(), self.closes.len())
     }
 }
 
@@ -94,8 +135,7 @@ impl Drop for Waiting<'_> {
 impl Pool {
     /// A pool without threads yet.
     pub fn new() -> Self {
-        let (jobs, queue) = unbounded();
-        Self { jobs, queue, threads: Arc::default(), mounts: Arc::default() }
+        Self { looks: Lane::new(), closes: Lane::new(), threads: Arc::default(), mounts: Arc::default() }
     }
 
     /// Device, inode and type of a foreign descriptor, or `None` where root may not look (a FUSE mount of the
@@ -108,7 +148,7 @@ impl Pool {
                 return Err(Unknown::Failed(error));
             }
         };
-        if self.queue.len() >= FOREIGN_CALL_QUEUE_MAX || self.waiting_for(mount) >= FOREIGN_CALL_QUEUE_MAX {
+        if self.looks.queue.len() >= FOREIGN_CALL_QUEUE_MAX || self.waiting_for(mount) >= FOREIGN_CALL_QUEUE_MAX {
             self.dispose(vec![descriptor]);
             return Err(Unknown::Crowded);
         }
@@ -118,6 +158,7 @@ impl Pool {
         let theirs = Arc::clone(&ours.descriptor);
         self.submit_for(
             mount,
+            Work::Look,
             Box::new(move || {
                 let Some(descriptor) = lock(&theirs).take() else { return };
                 let identity = directory::identify(&descriptor);
@@ -144,48 +185,51 @@ impl Pool {
                 if directory::closes_at_once(&descriptor) { None } else { Some(directory::mount_of(&descriptor)) };
             let close: Job = Box::new(move || drop(descriptor));
             match mount {
-                Some(Ok(mount)) => self.submit_for(mount, close),
-                Some(Err(_)) | None => self.submit(close),
+                Some(Ok(mount)) => self.submit_for(mount, Work::Close, close),
+                Some(Err(_)) | None => self.submit(Work::Close, close),
             }
         }
     }
 
-    /// How many calls wait for one on this mount to end.
+    /// How many looks wait for a call on this mount to end.
     fn waiting_for(&self, mount: u64) -> usize {
-        lock(&self.mounts).get(&mount).map_or(0, |turns| turns.0.len())
+        lock(&self.mounts).get(&mount).map_or(0, |turns| turns.looks.len())
     }
 
     /// A job that may hang as long as this mount does.
-    fn submit_for(&self, mount: u64, job: Job) {
+    fn submit_for(&self, mount: u64, work: Work, job: Job) {
         match lock(&self.mounts).entry(mount) {
-            Entry::Occupied(mut turns) => return turns.get_mut().0.push_back(job),
+            Entry::Occupied(mut turns) => return turns.get_mut().push(work, job),
             Entry::Vacant(place) => drop(place.insert_entry(Turns::default())),
         }
         let mounts = Arc::clone(&self.mounts);
-        self.submit(Box::new(move || {
+        let all = move || {
             let mut next = Some(job);
             while let Some(job) = next {
                 job();
                 let mut mounts = lock(&mounts);
-                next = mounts.get_mut(&mount).and_then(|turns| turns.0.pop_front());
+                next = mounts.get_mut(&mount).and_then(Turns::next);
                 if next.is_none() {
                     mounts.remove(&mount);
                 }
             }
-        }));
+        };
+        self.submit(work, Box::new(all));
     }
 
-    pub(super) fn submit(&self, job: Job) {
+    pub(super) fn submit(&self, work: Work, job: Job) {
         let start_one = {
             let mut threads = lock(&self.threads);
-            let start_one = threads.idle <= self.queue.len() && threads.started < FOREIGN_CALL_THREADS;
+            let waiting = self.looks.queue.len() + self.closes.queue.len();
+            let start_one = threads.idle <= waiting && threads.started < FOREIGN_CALL_THREADS;
             if start_one {
                 threads.started += 1;
             }
             start_one
         };
         if start_one {
-            let (queue, threads) = (self.queue.clone(), Arc::clone(&self.threads));
+            let (looks, closes) = (self.looks.queue.clone(), self.closes.queue.clone());
+            let threads = Arc::clone(&self.threads);
             let started = std::thread::Builder::new().name("foreign-files".to_owned()).spawn(move || {
                 loop {
                     let count = |delta: isize| {
@@ -193,7 +237,7 @@ impl Pool {
                         threads.idle = threads.idle.saturating_add_signed(delta);
                     };
                     count(1);
-                    let job = queue.recv_blocking();
+                    let job = block_on(looks.recv().or(closes.recv()));
                     count(-1);
                     let Ok(job) = job else { return };
                     job();
@@ -203,8 +247,12 @@ impl Pool {
                 lock(&self.threads).started -= 1;
             }
         }
-        // The queue has no bound of its own: each job holds a descriptor, and those are bounded.
-        let _ = self.jobs.try_send(job);
+        // The queues have no bound of their own: each job holds a descriptor, and those are bounded.
+        let lane = match work {
+            Work::Look => &self.looks,
+            Work::Close => &self.closes,
+        };
+        let _ = lane.jobs.try_send(job);
     }
 }
 
@@ -237,6 +285,7 @@ mod tests {
             let released = released.clone();
             pool.submit_for(
                 hanging,
+                Work::Look,
                 Box::new(move || {
                     let _ = released.recv_blocking();
                 }),
@@ -264,15 +313,37 @@ mod tests {
         assert!(smol::block_on(pool.identify(open("/proc/sys"))).is_ok());
     }
 
+    /// A soak found it: descriptors that nobody had asked for waited to be closed, and a start was refused for their number.
+    #[test]
+    fn a_look_does_not_wait_for_descriptors_to_be_closed() {
+        let pool = Pool::new();
+        let (release, released) = bounded::<()>(1);
+        let open = |path: &str| OwnedFd::from(std::fs::File::open(path).unwrap());
+        // One thread is free; what is to be closed has come first, and more of it than looks may wait.
+        for _ in 0..FOREIGN_CALL_THREADS - 1 {
+            let released = released.clone();
+            pool.submit(Work::Look, Box::new(move || drop(released.recv_blocking())));
+        }
+        let closing = (0..10 * FOREIGN_CALL_QUEUE_MAX).map(|_| open("/proc/self/exe")).collect();
+        pool.dispose(closing);
+        pool.dispose((0..10 * FOREIGN_CALL_QUEUE_MAX).map(|_| open("/")).collect());
+
+        assert!(block_on(pool.identify(open("/"))).unwrap().1.unwrap().is_directory);
+        drop(release);
+    }
+
     #[test]
     fn the_pool_never_has_more_threads_than_its_limit() {
         let pool = Pool::new();
         let (release, released) = bounded::<()>(1);
         for _ in 0..20 {
             let released = released.clone();
-            pool.submit(Box::new(move || {
-                let _ = released.recv_blocking();
-            }));
+            pool.submit(
+                Work::Close,
+                Box::new(move || {
+                    let _ = released.recv_blocking();
+                }),
+            );
         }
         assert_eq!(pool.threads.lock().unwrap().started, FOREIGN_CALL_THREADS);
         drop(release);

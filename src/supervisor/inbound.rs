@@ -246,6 +246,7 @@ impl Inbound {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use super::super::foreign::Work;
     use crate::frame::encode;
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     use smol::future::FutureExt;

@@ -5,6 +5,7 @@ mod check;
 mod demo;
 mod fuzz;
 mod host;
+mod soak;
 mod test;
 
 use std::process::ExitCode;
@@ -17,6 +18,7 @@ Usage: cargo xtask COMMAND
   check  format, lints, layers, documents
   fuzz   every fuzz target for a while: nightly Rust and cargo-fuzz
   host   throw-away hosts with the product installed: up, shell, down
+  soak   sessions of every kind for a long time, and what is left of them
 
 Each command explains itself with --help. Exit codes: 0 done, 1 failed, 64 wrong usage.
 ";
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         "demo" => demo::main(rest),
         "fuzz" => fuzz::main(rest),
         "host" => host::main(rest),
+        "soak" => soak::main(rest),
         "test" => test::main(rest),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");

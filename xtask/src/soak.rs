@@ -18,7 +18,7 @@ use opencode_pty::frame::{Kind, encode};
 use support::host::{self, BootOptions, Host, Suite, WORKSPACE};
 use support::peer::{Frame, Peer, PeerError, Transcript};
 use support::random::Random;
-use support::standin::{CONTROL_PATH, StartError, Standin};
+use support::standin::{CONTROL_PATH, Standin, StartError};
 
 use crate::Failure;
 use crate::args::Args;
@@ -119,9 +119,8 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
     let short = args.flag("--short");
     let minutes: u64 = number(&mut args, "--minutes")?.unwrap_or(10);
     let sessions: u64 = number(&mut args, "--sessions")?.unwrap_or(0);
-    let seed: u64 = number(&mut args, "--seed")?.unwrap_or_else(|| {
-        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
-    });
+    let seed: u64 = number(&mut args, "--seed")?
+        .unwrap_or_else(|| SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs()));
     let suite: Suite = match args.option("--suite")? {
         Some(name) => name.parse().map_err(Failure::Usage)?,
         None => Suite::Trixie,
@@ -268,7 +267,7 @@ impl Soak<'_> {
         match kind {
             Mix::Short => {
                 let code = u32::from(random.byte());
-                let word = format!("{:016x}", random.next()).repeat(1 + random.below(600));
+                let word = format!("{:016x}", random.number()).repeat(1 + random.below(600));
                 let script = "printf '%s\n' \"$1\"; exit $2";
                 let ended = self.whole(&["/bin/sh", "-c", script, "sh", &word, &code.to_string()])?;
                 check(ended.text() == format!("{word}\r\n") && ended.exit == exited(code), &ended)
@@ -444,7 +443,8 @@ impl Soak<'_> {
             entries.map(Iterator::count).map_err(|error| Failure::Failed(format!("cannot look at {what}: {error}")))
         };
         let (descriptors, threads) = (count("fd")?, count("task")?);
-        let terminals = root("cat /proc/sys/kernel/pty/nr")?;
+        // The kernel's own count is that of all hosts on this machine.
+        let terminals = root("ls /dev/pts | grep -c '^[0-9]' || true")?;
         let units = root(
             "{
                 systemctl list-units --all --plain --no-legend 'opencode-pty-*.service'
@@ -573,6 +573,12 @@ fn table(tally: &Tally, took: Duration) -> String {
         right += line.right;
         wrong += line.wrong;
     }
-    let _ = writeln!(text, "{:<20} {right:>7} {wrong:>6}   in {:.0} s, {} waits for a place", "sum", took.as_secs_f64(), tally.busy);
+    let _ = writeln!(
+        text,
+        "{:<20} {right:>7} {wrong:>6}   in {:.0} s, {} waits for a place",
+        "sum",
+        took.as_secs_f64(),
+        tally.busy
+    );
     text
 }

@@ -25,6 +25,7 @@ Usage: cargo xtask test [--only STAGE,STAGE…]
   hosts     the test hosts themselves: apart from each other, and gone when they should be
   trixie    tests/system on a host with systemd 257
   bookworm  tests/system on a host with systemd 252
+  soak      cargo xtask soak for two minutes
   demo      cargo xtask demo, with a command and as a tour
 
 What each printed is in target/test-logs/STAGE.log, the journal of a host whose tests failed beside it. The last line counts
@@ -43,13 +44,14 @@ const LINES_SHOWN: usize = 60;
 type Run = fn(&Context) -> Ran;
 
 /// The stages in their order; those of one row run at the same time.
-const STAGES: [&[(&str, Run)]; 7] = [
+const STAGES: [&[(&str, Run)]; 8] = [
     &[("check", check)],
     &[("unit", unit)],
     &[("user", user)],
     &[("it", it)],
     &[("hosts", hosts)],
     &[("trixie", |context| system(context, Suite::Trixie)), ("bookworm", |context| system(context, Suite::Bookworm))],
+    &[("soak", soak)],
     &[("demo", demo)],
 ];
 
@@ -271,6 +273,13 @@ fn on_a_host(context: &Context, suite: Suite) -> Result<Ran, String> {
     }
     host.down().map_err(text)?;
     Ok(ran)
+}
+
+fn soak(context: &Context) -> Ran {
+    match own_command(context, "soak") {
+        Ok(mut command) => run::logged(command.args(["--minutes", "2"]), &context.log("soak")),
+        Err(fault) => Ran::fault(fault),
+    }
 }
 
 /// The demo with a command, as the README shows it, and without.

@@ -194,6 +194,8 @@ pub enum Outcome {
     Refused(ErrorCode),
     /// A right start frame with one descriptor, which is not the directory it names.
     NotTheDirectory,
+    /// A right start frame with one descriptor, which could not be looked at: only where there is no room for more.
+    Unexamined,
     /// A session.
     Session(Session),
 }
@@ -476,10 +478,14 @@ impl Run {
         self.looking.set(true);
         let flags = rustix::io::fcntl_getfd(&descriptor).expect("it is open");
         assert!(flags.contains(FdFlags::CLOEXEC), "a descriptor without close-on-exec");
-        let (descriptor, identity) = pool.identify(descriptor).await.expect("the pool works");
+        let looked = pool.identify(descriptor).await;
+        self.looking.set(false);
+        let Ok((descriptor, identity)) = looked else {
+            self.outcome.replace(Outcome::Unexamined);
+            return inbound.discard().await;
+        };
         let identity = identity.expect("fstat works on anything here");
         pool.dispose(vec![descriptor]);
-        self.looking.set(false);
         if !identity.is_directory || (identity.dev, identity.ino) != (start.dev(), start.ino()) {
             self.outcome.replace(Outcome::NotTheDirectory);
             return inbound.discard().await;

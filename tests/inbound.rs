@@ -62,7 +62,7 @@ fn descriptors_that_do_not_fit_into_the_table_end_the_session_and_those_that_did
             match (room, &outcome) {
                 (0, Outcome::Refused(ErrorCode::BadFrame)) | (1, Outcome::Unexamined) => {}
                 (_, Outcome::Session(session)) => {
-                    assert!(room > 0 && session.violation, "room {room}, {count} behind it")
+                    assert!(room > 0 && session.violation, "room {room}, {count} behind it");
                 }
                 _ => panic!("room {room}, {count} behind the start: {outcome:?}"),
             }

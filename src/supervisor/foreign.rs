@@ -25,7 +25,7 @@ type Job = Box<dyn FnOnce() + Send>;
 pub struct Pool {
     looks: Lane,
     closes: Lane,
-    /// Threads started, and how many of them wait for a job.
+    /// Threads started, and the jobs there are for them.
     threads: Arc<Mutex<Threads>>,
     mounts: Mounts,
 }
@@ -84,7 +84,8 @@ impl fmt::Debug for Turns {
 #[derive(Debug, Default)]
 struct Threads {
     started: usize,
-    idle: usize,
+    /// Jobs submitted and not done yet, so also those that hang.
+    jobs: usize,
 }
 
 /// Why a directory can't be looked at.
@@ -220,8 +221,8 @@ impl Pool {
     pub(super) fn submit(&self, work: Work, job: Job) {
         let start_one = {
             let mut threads = lock(&self.threads);
-            let waiting = self.looks.queue.len() + self.closes.queue.len();
-            let start_one = threads.idle <= waiting && threads.started < FOREIGN_CALL_THREADS;
+            threads.jobs += 1;
+            let start_one = threads.jobs > threads.started && threads.started < FOREIGN_CALL_THREADS;
             if start_one {
                 threads.started += 1;
             }
@@ -231,16 +232,9 @@ impl Pool {
             let (looks, closes) = (self.looks.queue.clone(), self.closes.queue.clone());
             let threads = Arc::clone(&self.threads);
             let started = std::thread::Builder::new().name("foreign-files".to_owned()).spawn(move || {
-                loop {
-                    let count = |delta: isize| {
-                        let mut threads = lock(&threads);
-                        threads.idle = threads.idle.saturating_add_signed(delta);
-                    };
-                    count(1);
-                    let job = block_on(looks.recv().or(closes.recv()));
-                    count(-1);
-                    let Ok(job) = job else { return };
+                while let Ok(job) = block_on(looks.recv().or(closes.recv())) {
                     job();
+                    lock(&threads).jobs -= 1;
                 }
             });
             if started.is_err() {
@@ -298,10 +292,19 @@ mod tests {
         (0..20).for_each(given_up);
 
         assert!(smol::block_on(pool.identify(open("/"))).unwrap().1.unwrap().is_directory);
-        let held = std::fs::read_dir("/proc/self/fd").unwrap().filter(|entry| {
-            std::fs::read_link(entry.as_ref().unwrap().path()).is_ok_and(|path| path == Path::new("/proc/sys"))
-        });
-        assert_eq!(held.count(), 0);
+        let held = || {
+            let open = std::fs::read_dir("/proc/self/fd").unwrap();
+            open.filter(|entry| {
+                std::fs::read_link(entry.as_ref().unwrap().path()).is_ok_and(|path| path == Path::new("/proc/sys"))
+            })
+            .count()
+        };
+        // They are closed by the threads that do not hang.
+        let deadline = std::time::Instant::now() + FOREIGN_CALL_TIME;
+        while held() > 0 && std::time::Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        assert_eq!(held(), 0);
         (0..FOREIGN_CALL_QUEUE_MAX).for_each(given_up);
         let asked = smol::block_on(pool.identify(open("/proc/sys")));
         assert!(matches!(asked, Err(Unknown::Crowded)), "{asked:?}");
@@ -322,7 +325,12 @@ mod tests {
         // One thread is free; what is to be closed has come first, and more of it than looks may wait.
         for _ in 0..FOREIGN_CALL_THREADS - 1 {
             let released = released.clone();
-            pool.submit(Work::Look, Box::new(move || drop(released.recv_blocking())));
+            pool.submit(
+                Work::Look,
+                Box::new(move || {
+                    let _ = released.recv_blocking();
+                }),
+            );
         }
         let closing = (0..10 * FOREIGN_CALL_QUEUE_MAX).map(|_| open("/proc/self/exe")).collect();
         pool.dispose(closing);

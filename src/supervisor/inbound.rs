@@ -245,8 +245,8 @@ impl Inbound {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use super::super::foreign::Work;
+    use super::*;
     use crate::frame::encode;
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     use smol::future::FutureExt;
@@ -309,9 +309,12 @@ mod tests {
         let (release, released) = smol::channel::bounded::<()>(1);
         for _ in 0..crate::limits::FOREIGN_CALL_THREADS {
             let released = released.clone();
-            inbound.pool.submit(Box::new(move || {
-                let _ = released.recv_blocking();
-            }));
+            inbound.pool.submit(
+                Work::Close,
+                Box::new(move || {
+                    let _ = released.recv_blocking();
+                }),
+            );
         }
         let (sent, mut kept) = UnixStream::pair().unwrap();
         kept.set_nonblocking(true).unwrap();

@@ -271,7 +271,6 @@ async fn serve_on(context: &Rc<Context>, mut terminated: Signals) -> Result<(), 
 
 /// Stops accepting, stops all sessions and waits for them.
 async fn shut_down(context: &Context) {
-    context.notifier.say("STOPPING=1");
     let _ = std::fs::remove_file(&context.options.socket);
     context.shutdown.set(true);
     let all_gone = async {
@@ -287,6 +286,8 @@ async fn shut_down(context: &Context) {
     if within(limit, all_gone).await.is_none() {
         context.failed.set(Some("sessions were left at shutdown".to_owned()));
     }
+    // Not before: a start that is on its way would find our unit stopping, and `BindsTo=` would start it anew.
+    context.notifier.say("STOPPING=1");
 }
 
 fn listen(context: &Context) -> Result<Async<UnixListener>, Error> {
@@ -305,6 +306,7 @@ fn listen(context: &Context) -> Result<Async<UnixListener>, Error> {
 /// Accepts until that fails for good. Running out of descriptors is a pause, not an end.
 async fn accept(context: &Rc<Context>, listener: &Async<UnixListener>) -> SystemError {
     let mut accepted = 0_u32;
+    let mut failures = RefusalLog::default();
     loop {
         // Not `Async::accept`: most of a flood is refused and needs no place at the reactor.
         match listener.read_with(UnixListener::accept).await {
@@ -320,7 +322,9 @@ async fn accept(context: &Rc<Context>, listener: &Async<UnixListener>) -> System
             Err(error) => match socket::classify_accept_error(&error) {
                 socket::AcceptError::Connection => {}
                 socket::AcceptError::Resources => {
-                    journal::warning(&format!("cannot accept a connection: {error}"));
+                    if failures.note(Instant::now(), REFUSAL_LOG_INTERVAL).is_some() {
+                        journal::warning(&format!("cannot accept a connection: {error}"));
+                    }
                     Timer::after(ACCEPT_PAUSE).await;
                 }
                 socket::AcceptError::Listener => return SystemError::new("accept a connection", error),

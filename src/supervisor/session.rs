@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use smol::future::{FutureExt, zip};
+use smol::future::{FutureExt, poll_once, zip};
 use smol::{Async, Timer};
 
 use super::Context;
@@ -164,7 +164,12 @@ impl Session {
         directory: OwnedFd,
         cancelled: impl Future<Output = ()>,
     ) -> Result<(), StartError> {
-        let job = self.ask_for_unit(context, start, &theirs, &directory).await;
+        let mut cancelled = std::pin::pin!(cancelled);
+        let job = if poll_once(cancelled.as_mut()).await.is_some() {
+            Err(StartError::failed("cancelled", "before it was asked for"))
+        } else {
+            self.ask_for_unit(context, start, &theirs, &directory).await
+        };
         // From here on the unit alone has them: its end of the pair must be closed when it is gone.
         drop(theirs);
         context.pool.dispose(vec![directory]);

@@ -877,8 +877,12 @@ fn a_supervisor_without_descriptors_neither_spins_nor_dies() {
             if now <= idle && left.is_empty() { Ok(()) } else { Err(format!("{now} instead of {idle}; {left}")) }
         });
         assert_eq!(fixture.supervisor_pid(), pid, "{spare}");
-        if spare >= 6 {
-            assert_eq!(fixture.ask(&["echo", "again"]), "again", "with {spare} descriptors to spare");
+        if spare >= 10 {
+            // What was never accepted is in the backlog still.
+            wait_until("a session to start with few descriptors to spare", SOON, || {
+                let again = fixture.run_one_of_many(&["echo", "again"]);
+                if again.text() == "again\r\n" { Ok(()) } else { Err(format!("{spare} to spare: {again:?}")) }
+            });
         }
         eprintln!("{spare} to spare: {used} ticks in 4 s");
         drop(drop_in);

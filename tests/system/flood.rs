@@ -212,6 +212,17 @@ fn strangers_that_stay_do_not_take_the_servers_places() {
     drop(flood);
 }
 
+/// The supervisor closes them where that may hang. A start was refused for the number of those that waited for it.
+#[test]
+fn strangers_that_send_descriptors_do_not_keep_the_servers_directories_from_being_looked_at() {
+    let fixture = Fixture::new();
+    let flood = Flood::new(&fixture, &["descriptors", "descriptors"]);
+    let mut starts = Starts::default();
+    starts.go_on(&fixture, Duration::from_secs(if long() { 20 } else { 5 }));
+    eprintln!("two strangers that send descriptors on {} connections: {starts}", flood.connections(&fixture));
+    drop(flood);
+}
+
 #[test]
 fn a_table_full_of_descriptors_is_neither_the_end_of_accepting_nor_a_busy_loop() {
     let mut fixture = Fixture::new();

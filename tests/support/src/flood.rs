@@ -1,12 +1,14 @@
 //! Strangers that connect to the supervisor as fast as they can, for what fair admission has to withstand.
 
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::descriptors::{self, DESCRIPTORS_MAX};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
@@ -26,6 +28,8 @@ pub enum Kind {
     NonBlocking,
     /// Never waits, and keeps its latest connections open.
     Held,
+    /// The same, and sends on each connection as many descriptors as it can.
+    Descriptors,
     /// Connects to nobody, and computes: what three busy processes cost whoever shares the processors with them.
     Busy,
     /// Makes `SILENT` connections and keeps them all, without a word.
@@ -39,6 +43,7 @@ impl Kind {
             "blocking" => Self::Blocking,
             "non-blocking" => Self::NonBlocking,
             "held" => Self::Held,
+            "descriptors" => Self::Descriptors,
             "busy" => Self::Busy,
             "silent" => Self::Silent,
             _ => return None,
@@ -51,13 +56,17 @@ pub fn flood(supervisor: &Path, time: Duration, kind: Kind) -> io::Result<()> {
     let address = SocketAddrUnix::new(supervisor)?;
     let flags = match kind {
         Kind::Blocking => SocketFlags::CLOEXEC,
-        Kind::NonBlocking | Kind::Held | Kind::Silent | Kind::Busy => SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        Kind::NonBlocking | Kind::Held | Kind::Descriptors | Kind::Silent | Kind::Busy => {
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK
+        }
     };
     let held_max = match kind {
         Kind::Blocking | Kind::NonBlocking | Kind::Busy => 0,
-        Kind::Held => HELD,
+        Kind::Held | Kind::Descriptors => HELD,
         Kind::Silent => SILENT,
     };
+    // Of a file, since closing one may take its file system's time.
+    let file = File::open("/proc/self/exe")?;
     let begun = Instant::now();
     let end = begun + time;
     let mut held: VecDeque<OwnedFd> = VecDeque::new();
@@ -95,6 +104,10 @@ pub fn flood(supervisor: &Path, time: Duration, kind: Kind) -> io::Result<()> {
                 continue;
             }
             Err(errno) => return Err(errno.into()),
+        }
+        if kind == Kind::Descriptors {
+            // Until the connection is full, or closed, or the account has too many on their way.
+            while descriptors::send_now(socket.as_fd(), b"?", &[file.as_fd(); DESCRIPTORS_MAX]).is_ok() {}
         }
         if held_max > 0 {
             if held.len() == held_max {

@@ -12,7 +12,7 @@ opencode-standin: plays the OpenCode server for tests
 
 Usage: opencode-standin serve [--control PATH] [--supervisor PATH] [--client PATH]
        opencode-standin probe SUPERVISOR [COMMAND ARGS…]
-       opencode-standin flood SUPERVISOR SECONDS [blocking|non-blocking|held|silent]
+       opencode-standin flood SUPERVISOR SECONDS [blocking|non-blocking|held|descriptors|silent|busy]
 
   serve   connects, opens directories and runs the client as the control socket asks
   probe   connects as this process and prints what the supervisor did, one line:

@@ -227,7 +227,7 @@ fn strangers_that_send_descriptors_do_not_keep_the_servers_directories_from_bein
 fn a_table_full_of_descriptors_is_neither_the_end_of_accepting_nor_a_busy_loop() {
     let mut fixture = Fixture::new();
     let _restart = RestartAtEnd::new(&fixture);
-    let _drop_in = DropIn::new(&fixture, SUPERVISOR, "[Service]\nLimitNOFILE=48");
+    let _drop_in = DropIn::new(&fixture, SUPERVISOR, "[Service]\nLimitNOFILE=36");
     fixture.root(&format!("systemctl restart {SUPERVISOR}"));
     fixture.restart_what_ended();
     assert_eq!(fixture.ask(&["echo", "before"]), "before");
@@ -251,7 +251,7 @@ fn a_table_full_of_descriptors_is_neither_the_end_of_accepting_nor_a_busy_loop()
     assert!(spent < 20, "{spent} ticks of {elapsed:?} went into waiting for a descriptor");
     wait_until("the strangers' descriptors to be closed", SOON, || {
         let now = fixture.supervisor_descriptors();
-        if now < 40 { Ok(()) } else { Err(format!("{now} open")) }
+        if now < 24 { Ok(()) } else { Err(format!("{now} open")) }
     });
     assert_eq!(fixture.ask(&["echo", "after"]), "after");
     assert_eq!(fixture.supervisor_pid(), supervisor, "another supervisor answers");

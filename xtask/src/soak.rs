@@ -263,6 +263,7 @@ impl Soak<'_> {
     }
 
     /// One session of a kind; an error unless it went as it must.
+    #[expect(clippy::too_many_lines, reason = "a table: one arm a kind, each read on its own")]
     fn session(&self, kind: Mix, random: &mut Random) -> Result<(), Wrong> {
         match kind {
             Mix::Short => {
@@ -561,15 +562,11 @@ fn table(tally: &Tally, took: Duration) -> String {
     let mut text = format!("{:<20} {:>7} {:>6} {:>9} {:>9}\n", "kind", "right", "wrong", "mean ms", "most ms");
     let (mut right, mut wrong) = (0, 0);
     for (kind, line) in &tally.lines {
-        let mean = line.time.as_secs_f64() * 1_000.0 / (line.right + line.wrong).max(1) as f64;
+        let sessions = u32::try_from((line.right + line.wrong).max(1)).unwrap_or(u32::MAX);
+        let mean = (line.time / sessions).as_millis();
         let name = format!("{kind:?}");
-        let _ = writeln!(
-            text,
-            "{name:<20} {:>7} {:>6} {mean:>9.0} {:>9}",
-            line.right,
-            line.wrong,
-            line.longest.as_millis()
-        );
+        let _ =
+            writeln!(text, "{name:<20} {:>7} {:>6} {mean:>9} {:>9}", line.right, line.wrong, line.longest.as_millis());
         right += line.right;
         wrong += line.wrong;
     }

@@ -1,12 +1,14 @@
 //! Slots and quotas: who may wait, who is turned away. Pure: time comes in as an argument.
 //!
-//! The server is bounded by its session slots alone; the quota is for everybody else. A slot is a value: whoever
-//! holds it has it, and dropping it gives it back.
+//! The server is bounded by its session slots alone; the quota is for everybody else. While nobody knows which process
+//! is the server, anyone may be: then there is no quota to run out of, and each process has a few of the places. A slot
+//! is a value: whoever holds it has it, and dropping it gives it back.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::peer::Peer;
-use crate::limits::{HANDSHAKES_MAX, STRANGERS_PER_MINUTE};
+use crate::limits::{HANDSHAKES_MAX, HANDSHAKES_PER_PROCESS_MAX, STRANGERS_PER_MINUTE};
 use crate::wait::Watched;
 
 /// The counters. Clones share them.
@@ -18,7 +20,20 @@ struct Counters {
     sessions_max: usize,
     sessions: usize,
     handshakes: usize,
+    /// How many of the handshakes are whose.
+    by_process: HashMap<u32, usize>,
     strangers: Bucket,
+}
+
+/// Who connects, as far as its pid tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caller {
+    /// The server's main process.
+    Server,
+    /// Another process than the server's main process, which is known and runs.
+    Stranger(u32),
+    /// No main process of the server is known to run: it may have been started a moment ago.
+    Unknown(u32),
 }
 
 /// Why a connection is turned away before anything is known of it.
@@ -34,26 +49,33 @@ impl Admission {
     /// No session, no handshake, a full quota.
     pub fn new(sessions_max: usize, now: Instant) -> Self {
         let strangers = Bucket { tokens: f64::from(STRANGERS_PER_MINUTE), filled: now };
-        Self(Watched::new(Counters { sessions_max, sessions: 0, handshakes: 0, strangers }))
+        let by_process = HashMap::new();
+        Self(Watched::new(Counters { sessions_max, sessions: 0, handshakes: 0, by_process, strangers }))
     }
 
-    /// A place to be authenticated in. A stranger, somebody who is not known to be the server's main process, pays
-    /// from the quota; the server does not, and the places strangers hold are not its.
-    pub fn arrive(&self, is_server: bool, now: Instant) -> Result<Handshake, Refused> {
+    /// A place to be authenticated in. A stranger pays from the quota; the server does not, and the places strangers
+    /// hold are not its. Who may be the server is not refused for what others did, as long as those are few processes.
+    pub fn arrive(&self, caller: Caller, now: Instant) -> Result<Handshake, Refused> {
+        let pid = match caller {
+            Caller::Server => return Ok(Handshake { admission: self.clone(), counted_for: None }),
+            Caller::Stranger(pid) | Caller::Unknown(pid) => pid,
+        };
         self.0.change(|counters| {
-            if is_server {
-                return Ok(());
-            }
             if counters.handshakes >= HANDSHAKES_MAX {
                 return Err(Refused::Crowded);
             }
-            if !counters.strangers.take(now) {
-                return Err(Refused::Rate);
+            let has_quota = counters.strangers.take(now);
+            let own = counters.by_process.get(&pid).copied().unwrap_or(0);
+            match caller {
+                Caller::Unknown(_) if own >= HANDSHAKES_PER_PROCESS_MAX => return Err(Refused::Crowded),
+                Caller::Stranger(_) if !has_quota => return Err(Refused::Rate),
+                _ => {}
             }
             counters.handshakes += 1;
+            counters.by_process.insert(pid, own + 1);
             Ok(())
         })?;
-        Ok(Handshake { admission: self.clone(), counted: !is_server })
+        Ok(Handshake { admission: self.clone(), counted_for: Some(pid) })
     }
 
     /// A session slot for an authenticated peer; `None` when all are taken.
@@ -86,14 +108,22 @@ impl Admission {
 #[derive(Debug)]
 pub struct Handshake {
     admission: Admission,
-    counted: bool,
+    /// The process it counts for; the server's do not count.
+    counted_for: Option<u32>,
 }
 
 impl Drop for Handshake {
     fn drop(&mut self) {
-        if self.counted {
-            self.admission.0.change(|counters| counters.handshakes -= 1);
-        }
+        let Some(pid) = self.counted_for else { return };
+        self.admission.0.change(|counters| {
+            counters.handshakes -= 1;
+            let left = counters.by_process.get(&pid).map_or(0, |own| own - 1);
+            if left == 0 {
+                counters.by_process.remove(&pid);
+            } else {
+                counters.by_process.insert(pid, left);
+            }
+        });
     }
 }
 
@@ -151,29 +181,51 @@ impl RefusalLog {
 mod tests {
     use super::*;
 
+    const STRANGER: Caller = Caller::Stranger(7);
+
     #[test]
     fn strangers_have_a_quota_and_the_server_has_none() {
         let start = Instant::now();
         let admission = Admission::new(16, start);
         for _ in 0..STRANGERS_PER_MINUTE {
-            assert!(admission.arrive(false, start).is_ok());
+            assert!(admission.arrive(STRANGER, start).is_ok());
         }
-        assert_eq!(admission.arrive(false, start).err(), Some(Refused::Rate));
+        assert_eq!(admission.arrive(STRANGER, start).err(), Some(Refused::Rate));
         for _ in 0..1_000 {
-            assert!(admission.arrive(true, start).is_ok());
+            assert!(admission.arrive(Caller::Server, start).is_ok());
         }
-        assert!(admission.arrive(false, start + Duration::from_secs(1)).is_ok());
+        assert!(admission.arrive(STRANGER, start + Duration::from_secs(1)).is_ok());
     }
 
     #[test]
     fn strangers_share_the_places_and_give_them_back() {
         let start = Instant::now();
         let admission = Admission::new(16, start);
-        let places: Vec<_> = (0..HANDSHAKES_MAX).map(|_| admission.arrive(false, start).unwrap()).collect();
-        assert_eq!(admission.arrive(false, start).err(), Some(Refused::Crowded));
-        assert!(admission.arrive(true, start).is_ok());
+        let places: Vec<_> = (0..HANDSHAKES_MAX).map(|_| admission.arrive(STRANGER, start).unwrap()).collect();
+        assert_eq!(admission.arrive(STRANGER, start).err(), Some(Refused::Crowded));
+        assert!(admission.arrive(Caller::Server, start).is_ok());
         drop(places);
-        assert!(admission.arrive(false, start).is_ok());
+        assert!(admission.arrive(STRANGER, start).is_ok());
+        assert!(admission.0.with(|counters| counters.by_process.is_empty()));
+    }
+
+    /// A server that connected right after its start was refused, since strangers had used up the quota.
+    #[test]
+    fn who_may_be_the_server_is_not_refused_for_what_three_others_did() {
+        let start = Instant::now();
+        let admission = Admission::new(16, start);
+        while admission.arrive(STRANGER, start).is_ok() {}
+        let mut places = Vec::new();
+        for pid in 1..=3 {
+            while let Ok(place) = admission.arrive(Caller::Unknown(pid), start) {
+                places.push(place);
+            }
+        }
+        assert_eq!(places.len(), 3 * HANDSHAKES_PER_PROCESS_MAX);
+        assert!(admission.arrive(Caller::Unknown(4), start).is_ok());
+        assert_eq!(admission.arrive(Caller::Unknown(3), start).err(), Some(Refused::Crowded));
+        drop(places);
+        assert!(admission.arrive(Caller::Unknown(3), start).is_ok());
     }
 
     #[test]

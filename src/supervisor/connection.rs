@@ -100,11 +100,16 @@ pub async fn serve(context: Rc<Context>, stream: Async<UnixStream>, cred: Creden
     let mut inbound = Inbound::new(Rc::clone(&stream), context.pool.clone());
     let mut outbound = Outbound::new(Rc::clone(&stream));
     context.conversations.change(|count| *count += 1);
-    if let Err(refusal) = converse(&context, &stream, &mut inbound, &mut outbound, cred, place).await {
+    let conversed = converse(&context, &stream, &mut inbound, &mut outbound, cred, place).await;
+    // Who is told nothing, needs no time to read it. A stranger's connection costs a descriptor no longer than it must.
+    let lingers = !matches!(conversed, Err(Refusal::Silent(_)));
+    if let Err(refusal) = conversed {
         refuse(&context, &mut outbound, cred, refusal).await;
     }
     context.conversations.change(|count| *count -= 1);
-    farewell(&stream, inbound).await;
+    if lingers {
+        farewell(&stream, inbound).await;
+    }
 }
 
 /// The story. Each step takes what the step before it returned.

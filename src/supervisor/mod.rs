@@ -345,7 +345,7 @@ fn admit(context: &Rc<Context>, stream: UnixStream) {
     if (cred.uid, cred.gid) != (context.account.uid(), context.account.gid()) {
         return context.log_refusal(cred, "not the account");
     }
-    match context.admission.arrive(context.server.is_known(cred.pid), Instant::now()) {
+    match context.admission.arrive(context.server.judge(cred.pid), Instant::now()) {
         Ok(place) => {
             if let Err(error) = socket::set_buffers(&stream) {
                 return context.log_refusal(cred, &format!("cannot set buffers: {error}"));

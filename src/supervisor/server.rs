@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use smol::Timer;
 use smol::future::FutureExt;
 
+use super::admission::Caller;
 use crate::limits::REFRESHES_PER_SECOND;
+use crate::sys::peer;
 use crate::systemd::Manager;
 use crate::wait::Watched;
 
@@ -40,7 +42,17 @@ impl Server {
         pid != 0 && self.0.known.with(|known| known.main_pid == pid)
     }
 
-    /// The same, after a look that begins later than this call, if we don't know it yet.
+    /// Who this pid is as far as we know. Costs at most one system call.
+    pub fn judge(&self, pid: u32) -> Caller {
+        if self.is_known(pid) {
+            return Caller::Server;
+        }
+        // One that has been reaped may have a successor that PID 1 hasn't told us of yet.
+        let main_pid = self.0.known.with(|known| known.main_pid);
+        if peer::exists(main_pid) { Caller::Stranger(pid) } else { Caller::Unknown(pid) }
+    }
+
+    /// Whether it is the main process, after a look that begins later than this call if we don't know it yet.
     pub async fn is_main(&self, pid: u32) -> bool {
         if self.is_known(pid) {
             return true;

@@ -12,6 +12,7 @@ use libc::{SO_PEERPIDFD, SOL_SOCKET, c_int, getsockopt, socklen_t};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
+use rustix::process::{Pid, test_kill_process};
 
 /// `SO_PEERCRED`: who connected, as of `connect(2)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +75,13 @@ pub fn pidfd(socket: impl AsFd) -> io::Result<PeerPidfd> {
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     // Newer kernels (6.16 on) also give a pidfd of a process that is long gone.
     Ok(if is_alive(&pidfd)? { PeerPidfd::Process(pidfd) } else { PeerPidfd::Reaped })
+}
+
+/// Whether there is a process with this pid, or one that has ended and has not been reaped. Never decide by it who that is.
+pub fn exists(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    // EPERM is an answer, too: we have no power over other users' processes.
+    pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
 }
 
 /// Whether the process of a pidfd still runs: a zombie does not.

@@ -164,6 +164,11 @@ fn a_client_that_never_reads_slows_no_other() {
         "100 short sessions: p50 {:?}, p99 {:?}; beside a client that never reads: p50 {:?}, p99 {:?}",
         quiet[49], quiet[98], beside[49], beside[98]
     );
+    // Every one of them ended as it should, above. Times are held against each other in the long form, on a machine
+    // that has nothing else to do.
+    if !long() {
+        return;
+    }
     assert!(beside[49] < quiet[49] * 3 / 2, "the median: {:?} instead of {:?}", beside[49], quiet[49]);
     assert!(beside[89] < quiet[89] * 2, "the ninth of ten: {:?} instead of {:?}", beside[89], quiet[89]);
 }

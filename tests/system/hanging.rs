@@ -22,7 +22,8 @@ mount_point, allow_other = '{mount}', {allow}
 fuse = os.open('{device}', os.O_RDWR)
 options = f'fd={fuse},rootmode=40755,user_id=1000,group_id=1000' + ',allow_other' * allow_other
 mount = ['mount', '--internal-only', '--types=fuse', '--options=' + options, 'test', mount_point]
-subprocess.run(mount, pass_fds=[fuse], check=True)
+# The newer system calls look at what they mount, and here even root may not look.
+subprocess.run(mount, pass_fds=[fuse], check=True, env={'LIBMOUNT_FORCE_MOUNT2': 'always', **os.environ})
 open('{ready}', 'w').write('mounted')
 
 def attributes(node):
@@ -132,6 +133,13 @@ fn times_of_others(fixture: &Fixture, count: usize) -> Vec<Duration> {
     times
 }
 
+/// Fails if sessions wait for what hangs. That would cost them 3 s, the time of one call; a busy machine costs them less.
+fn assert_not_slowed(times: &[Duration], quiet: &[Duration]) {
+    let middle = |times: &[Duration]| times[times.len() / 2];
+    assert!(middle(times) < middle(quiet) * 2 + Duration::from_millis(250), "{times:?}, quiet {quiet:?}");
+    assert!(times[times.len() - 1] < Duration::from_secs(2), "{times:?}, quiet {quiet:?}");
+}
+
 /// Sends the requests side by side, each on a connection of its own; what came back, and after how long.
 fn send_all(fixture: &Fixture, requests: &[(Start, OwnedFd)]) -> thread::JoinHandle<Vec<(Transcript, Duration)>> {
     let begun = Instant::now();
@@ -217,8 +225,7 @@ fn t18_a_directory_whose_file_system_hangs_is_refused_in_time_and_nobody_else_no
         during[5], after[5]
     );
     for times in [&during, &after] {
-        assert!(times[5] < middle * 2 + Duration::from_millis(50), "{times:?}, quiet {quiet:?}");
-        assert!(times[9] < quiet[9] + Duration::from_millis(500), "{times:?}, quiet {quiet:?}");
+        assert_not_slowed(times, &quiet);
     }
 }
 
@@ -245,7 +252,7 @@ fn t18_a_directory_that_root_may_not_look_at_hangs_the_launcher_alone() {
     }
     // Its processes are killed although they wait for the file system.
     assert_eq!(fixture.left_of_sessions(), "");
-    assert!(during[5] < quiet[5] * 2 + Duration::from_millis(50), "{during:?}, quiet {quiet:?}");
+    assert_not_slowed(&during, &quiet);
 
     fuse.go_on();
     wait_until("the supervisor to close all of it", SOON, || {

@@ -15,6 +15,9 @@ use support::standin::Opening;
 use crate::fixture::{Fixture, RUNTIME, SOON, wait_until};
 use crate::outside::Running;
 
+/// A refusal of the pool's, at 3 s, comes before the handshake's 5 s would end it with another word.
+const REFUSED: Duration = Duration::from_secs(5);
+
 /// A file system of directories that are all empty, whatever their name. Its daemon is root's, its files the account's.
 const DAEMON: &str = r"
 import os, struct, subprocess
@@ -136,8 +139,12 @@ fn times_of_others(fixture: &Fixture, count: usize) -> Vec<Duration> {
 /// Fails if sessions wait for what hangs. That would cost them 3 s, the time of one call; a busy machine costs them less.
 fn assert_not_slowed(times: &[Duration], quiet: &[Duration]) {
     let middle = |times: &[Duration]| times[times.len() / 2];
-    assert!(middle(times) < middle(quiet) * 2 + Duration::from_millis(250), "{times:?}, quiet {quiet:?}");
-    assert!(times[times.len() - 1] < Duration::from_secs(2), "{times:?}, quiet {quiet:?}");
+    assert!(middle(times) < Duration::from_millis(2_500), "{times:?}, quiet {quiet:?}");
+    // Each of them worked. Times are held against each other in the long form, on a machine that has nothing else to do.
+    if crate::flood::long() {
+        assert!(middle(times) < middle(quiet) * 2 + Duration::from_millis(250), "{times:?}, quiet {quiet:?}");
+        assert!(times[times.len() - 1] < Duration::from_secs(2), "{times:?}, quiet {quiet:?}");
+    }
 }
 
 /// Sends the requests side by side, each on a connection of its own; what came back, and after how long.
@@ -195,13 +202,13 @@ fn t18_a_directory_whose_file_system_hangs_is_refused_in_time_and_nobody_else_no
     patient.output_until(b"hello\r\nhello\r\n", Duration::from_secs(1)).unwrap();
     for (transcript, time) in refused.join().unwrap() {
         assert_eq!(transcript.error_code(), Some(ErrorCode::BadCwd), "{transcript:?}");
-        assert!(time < Duration::from_millis(3_500), "refused after {time:?}");
+        assert!(time < REFUSED, "refused after {time:?}");
     }
     // And once they were refused and the file system still hangs, again and again.
     for _ in 0..3 {
         for (transcript, time) in send_all(&fixture, &requests).join().unwrap() {
             assert_eq!(transcript.error_code(), Some(ErrorCode::BadCwd), "{transcript:?}");
-            assert!(time < Duration::from_millis(3_500), "refused after {time:?}");
+            assert!(time < REFUSED, "refused after {time:?}");
         }
     }
     let after = times_of_others(&fixture, 10);

@@ -41,7 +41,7 @@ const SOON: Duration = Duration::from_secs(20);
 /// Bounds of what a fuzzer can ask for: a stream's bytes, its sends, its descriptors (of 1,024 a process usually has).
 const STREAM_BYTES_MAX: usize = 100_000;
 const SENDS_MAX: usize = 80;
-const DESCRIPTORS_MAX: usize = 600;
+const DESCRIPTORS_MAX: usize = 300;
 
 /// What a descriptor holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -268,13 +268,15 @@ fn observe(scenario: &Arc<Scenario>, room: Option<usize>) -> Outcome {
     let observed = engine.run(scenario, room);
     // The pool closes on threads of its own.
     let deadline = Instant::now() + SOON;
+    let mut pause = Duration::from_micros(20);
     loop {
         let after = open_descriptors();
         if after == before {
             return observed;
         }
         assert!(Instant::now() < deadline, "{after} descriptors are open instead of {before}");
-        std::thread::sleep(Duration::from_micros(10));
+        std::thread::sleep(pause);
+        pause *= 2;
     }
 }
 

@@ -721,14 +721,19 @@ impl Script<'_> {
         self.put(&encode(Kind::Input, &PATTERN[from..=from + len]).expect("1 to 32,768 bytes"));
     }
 
-    /// Descriptors: the byte's last four bits say of what kind, the others how many.
+    /// Descriptors: the byte's last four bits say of what kind, the others how many. Great numbers cost most of a
+    /// scenario's time, so there is one byte for 64 and one for 253.
     fn choose_descriptors(&mut self) -> Vec<What> {
-        let choice = usize::from(self.byte());
-        let count =
-            [0, 1, 1, 1, 1, 1, 1, 2, 2, 3, 3, 8, 64, 253, 0, 0][choice >> 4].min(DESCRIPTORS_MAX - self.descriptors);
+        let choice = self.byte();
+        let count = match choice {
+            0xcf => 64,
+            0xdf => 253,
+            _ => [0, 1, 1, 1, 1, 1, 1, 2, 2, 3, 3, 8, 16, 16, 0, 0][usize::from(choice >> 4)],
+        };
+        let count = count.min(DESCRIPTORS_MAX - self.descriptors);
         self.descriptors += count;
         // Sixteen for nine kinds: the last seven are mixtures.
-        let kind = choice & 15;
+        let kind = usize::from(choice & 15);
         match What::ALL.get(kind) {
             Some(what) => vec![*what; count],
             None => What::ALL.into_iter().cycle().skip(kind).take(count).collect(),

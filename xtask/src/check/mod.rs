@@ -53,7 +53,11 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
 }
 
 fn fmt(root: &Path) -> Vec<String> {
-    cargo(root, &["fmt", "--all", "--", "--check", "--files-with-diff"], &[])
+    let mut faults = cargo(root, &["fmt", "--all", "--", "--check", "--files-with-diff"], &[]);
+    // The fuzz targets are a workspace of their own.
+    let fuzz = ["fmt", "--manifest-path", "tests/fuzz/Cargo.toml", "--", "--check", "--files-with-diff"];
+    faults.extend(cargo(root, &fuzz, &[]));
+    faults
 }
 
 fn clippy(root: &Path) -> Vec<String> {

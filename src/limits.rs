@@ -46,9 +46,6 @@ pub const SESSIONS_MAX_CEILING: usize = 4_096;
 pub const HANDSHAKES_MAX: usize = 32;
 /// Admissions a minute of connections that are not, or not yet known to be, the server's main process. Chosen.
 pub const STRANGERS_PER_MINUTE: u32 = 120;
-/// Places among them that one process may have while the server's main process is not known. Chosen: a server that has
-/// just been started may be one of those who connect, and three that flood leave it room.
-pub const HANDSHAKES_PER_PROCESS_MAX: usize = 8;
 /// Look-ups a second of the server's main process that strangers can cause. Chosen.
 pub const REFRESHES_PER_SECOND: u32 = 4;
 /// Listening socket's backlog. Chosen.
@@ -162,8 +159,8 @@ const _: () = assert!(
 const _: () = assert!(COMMAND_BYTES_MAX <= u16::MAX as usize);
 const _: () = assert!(ARG_BYTES_MAX <= u16::MAX as usize);
 const _: () = assert!(ERROR_BYTES_MAX <= FRAME_PAYLOAD_BYTES_MAX && DATA_BYTES_MAX <= FRAME_PAYLOAD_BYTES_MAX);
-// Strangers of several processes don't take all places.
-const _: () = assert!(3 * HANDSHAKES_PER_PROCESS_MAX < HANDSHAKES_MAX);
+// While the server is not known yet, a process may have no more of the places than are free: half of them, if it is alone.
+const _: () = assert!(SESSIONS_MAX_DEFAULT <= HANDSHAKES_MAX / 2);
 // Two whole input frames may be pending.
 const _: () = assert!(INPUT_PENDING_BYTES_MAX >= 2 * DATA_BYTES_MAX);
 // The unit's own TERM-to-KILL fits into our stop.

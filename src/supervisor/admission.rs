@@ -1,14 +1,15 @@
 //! Slots and quotas: who may wait, who is turned away. Pure: time comes in as an argument.
 //!
 //! The server is bounded by its session slots alone; the quota is for everybody else. While nobody knows which process
-//! is the server, anyone may be: then there is no quota to run out of, and each process has a few of the places. A slot
+//! is the server, anyone may be: then there is no quota to run out of, and a process has no more places than are free:
+//! alone it gets half of them, and beside others that flood there is always one left for one more. A slot
 //! is a value: whoever holds it has it, and dropping it gives it back.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::peer::Peer;
-use crate::limits::{HANDSHAKES_MAX, HANDSHAKES_PER_PROCESS_MAX, STRANGERS_PER_MINUTE};
+use crate::limits::{HANDSHAKES_MAX, STRANGERS_PER_MINUTE};
 use crate::wait::Watched;
 
 /// The counters. Clones share them.
@@ -67,7 +68,7 @@ impl Admission {
             let has_quota = counters.strangers.take(now);
             let own = counters.by_process.get(&pid).copied().unwrap_or(0);
             match caller {
-                Caller::Unknown(_) if own >= HANDSHAKES_PER_PROCESS_MAX => return Err(Refused::Crowded),
+                Caller::Unknown(_) if own >= HANDSHAKES_MAX - counters.handshakes => return Err(Refused::Crowded),
                 Caller::Stranger(_) if !has_quota => return Err(Refused::Rate),
                 _ => {}
             }
@@ -180,6 +181,7 @@ impl RefusalLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::SESSIONS_MAX_DEFAULT;
 
     const STRANGER: Caller = Caller::Stranger(7);
 
@@ -209,23 +211,32 @@ mod tests {
         assert!(admission.0.with(|counters| counters.by_process.is_empty()));
     }
 
+    fn take_all(admission: &Admission, pid: u32, now: Instant) -> Vec<Handshake> {
+        std::iter::from_fn(|| admission.arrive(Caller::Unknown(pid), now).ok()).collect()
+    }
+
     /// A server that connected right after its start was refused, since strangers had used up the quota.
     #[test]
-    fn who_may_be_the_server_is_not_refused_for_what_three_others_did() {
+    fn who_may_be_the_server_is_not_refused_for_what_others_did() {
         let start = Instant::now();
         let admission = Admission::new(16, start);
         while admission.arrive(STRANGER, start).is_ok() {}
         let mut places = Vec::new();
-        for pid in 1..=3 {
-            while let Ok(place) = admission.arrive(Caller::Unknown(pid), start) {
-                places.push(place);
-            }
+        for pid in 1..=4 {
+            places.extend(take_all(&admission, pid, start));
+            assert!(admission.arrive(Caller::Unknown(99), start).is_ok());
+            assert_eq!(admission.arrive(Caller::Unknown(pid), start).err(), Some(Refused::Crowded));
         }
-        assert_eq!(places.len(), 3 * HANDSHAKES_PER_PROCESS_MAX);
-        assert!(admission.arrive(Caller::Unknown(4), start).is_ok());
-        assert_eq!(admission.arrive(Caller::Unknown(3), start).err(), Some(Refused::Crowded));
         drop(places);
         assert!(admission.arrive(Caller::Unknown(3), start).is_ok());
+    }
+
+    /// A server that opened sixteen sessions before its main process was known got fifteen, or eight.
+    #[test]
+    fn a_server_not_known_yet_may_open_all_its_sessions_at_once() {
+        let start = Instant::now();
+        let admission = Admission::new(SESSIONS_MAX_DEFAULT, start);
+        assert_eq!(take_all(&admission, 1, start).len(), SESSIONS_MAX_DEFAULT);
     }
 
     #[test]

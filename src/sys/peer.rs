@@ -12,7 +12,7 @@ use libc::{SO_PEERPIDFD, SOL_SOCKET, c_int, getsockopt, socklen_t};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
-use rustix::process::{Pid, test_kill_process};
+use rustix::process::{Pid, getpgid};
 
 /// `SO_PEERCRED`: who connected, as of `connect(2)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,8 +80,8 @@ pub fn pidfd(socket: impl AsFd) -> io::Result<PeerPidfd> {
 /// Whether there is a process with this pid, or one that has ended and has not been reaped. Never decide by it who that is.
 pub fn exists(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    // EPERM is an answer, too: we have no power over other users' processes.
-    pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
+    // Signal 0 would be refused: we have no power over other users' processes. This asks for none.
+    pid.is_some_and(|pid| getpgid(Some(pid)).is_ok())
 }
 
 /// Whether the process of a pidfd still runs: a zombie does not.

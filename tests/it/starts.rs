@@ -194,8 +194,8 @@ fn assert_start_failed_with_unit(scene: &Scene, mut peer: Peer, name: &str) {
     scene.assert_idle("a start whose answer was lost");
 }
 
-#[test]
-fn a_start_that_is_carried_out_after_it_was_given_up_is_stopped_and_runs_nothing() {
+/// A scene in which a start got no answer and was given up, and nothing else is left.
+fn scene_with_a_doomed_start() -> Scene {
     let scene = Scene::set();
     scene.fake.answer("StartTransientUnit", Answer::Held, 1);
     let mut peer = scene.asked();
@@ -207,9 +207,24 @@ fn a_start_that_is_carried_out_after_it_was_given_up_is_stopped_and_runs_nothing
         state.units.clear();
         state.calls.clear();
     });
+    scene
+}
 
+#[test]
+fn a_start_that_is_carried_out_after_it_was_given_up_runs_nothing_and_its_unit_is_let_go() {
+    let scene = scene_with_a_doomed_start();
     scene.fake.release();
+    let name = scene.fake.wait_for_start(&[]);
+    // The launcher finds an empty pair and leaves; what remains is our reference to the unit.
+    scene.fake.wait("the late unit to be gone", |state| state.units[&name].removed.then_some(()));
+    assert_nothing_ran(&scene, "a start that came late");
+}
 
+#[test]
+fn a_start_that_is_carried_out_after_it_was_given_up_is_stopped_while_its_job_lasts() {
+    let scene = scene_with_a_doomed_start();
+    scene.fake.with(|state| state.script.job = JobEnd::Held);
+    scene.fake.release();
     let name = scene.fake.wait_for_start(&[]);
     scene.fake.wait("the late unit to be stopped", |state| (state.called("StopUnit", &name) > 0).then_some(()));
     assert_nothing_ran(&scene, "a start that came late");

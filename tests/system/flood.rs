@@ -179,7 +179,6 @@ fn a_server_that_is_restarted_in_the_middle_of_a_flood_gets_its_sessions() {
 }
 
 #[test]
-#[ignore = "twenty restarts under a flood, beside another suite: not yet seen to pass there; run it with --ignored"]
 fn a_server_whose_first_act_is_to_connect_is_let_in_in_the_middle_of_a_flood() {
     let mut fixture = Fixture::new();
     let _restart = RestartAtEnd::new(&fixture);

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::process::ExitCode;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -48,6 +48,8 @@ const WARM_UP: u64 = 20;
 const GROWTH_KIB_MAX: u64 = 1_024;
 /// Until everything is as it was. Chosen.
 const SETTLE_TIME: Duration = Duration::from_secs(30);
+/// Between two looks at the supervisor's memory.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(30);
 /// The failures that are shown in full.
 const SHOWN_MAX: usize = 10;
 
@@ -193,7 +195,13 @@ impl Soak<'_> {
         self.done.store(0, Ordering::Relaxed);
 
         let begun = Instant::now();
-        self.work(seed, |count| begun.elapsed() < time || count < sessions);
+        let over = AtomicBool::new(false);
+        let samples = thread::scope(|scope| {
+            let samples = scope.spawn(|| self.samples(&before, begun, &over));
+            self.work(seed, |count| begun.elapsed() < time || count < sessions);
+            over.store(true, Ordering::Relaxed);
+            samples.join()
+        });
         let took = begun.elapsed();
         let after = self.settled(Some(&before))?;
         let resident_after = self.resident_kib(&after)?;
@@ -203,6 +211,7 @@ impl Soak<'_> {
         print!("{}", table(&tally, took));
         println!("before  {before:?}, {resident_before} KiB");
         println!("after   {after:?}, {resident_after} KiB");
+        println!("KiB resident every {SAMPLE_INTERVAL:?}: {:?}", samples.unwrap_or_default());
         for failure in warm.failures.iter().chain(&tally.failures).take(SHOWN_MAX) {
             println!("wrong: {failure}");
         }
@@ -214,6 +223,18 @@ impl Soak<'_> {
             if after == before { "nothing left" } else { "something is left" },
         );
         Ok(passed)
+    }
+
+    /// The supervisor's memory, every so often while the workers work: whether it grows or has grown.
+    fn samples(&self, held: &Held, begun: Instant, over: &AtomicBool) -> Vec<u64> {
+        let mut samples = Vec::new();
+        while !over.load(Ordering::Relaxed) {
+            if begun.elapsed() >= SAMPLE_INTERVAL * u32::try_from(samples.len()).unwrap_or(u32::MAX) {
+                samples.extend(self.resident_kib(held));
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        samples
     }
 
     /// One session after the other on each worker, as long as `more` says so of the number there have been.

@@ -160,12 +160,13 @@ fn start_transient_unit(state: &mut State, call: &Message, to_play: &mut Option<
         properties,
         ..left_behind
     };
-    state.units.insert(name.clone(), unit);
     let mut messages = vec![
         reply(call, &object(&job_path(job))),
         signal(MANAGER_PATH, MANAGER_INTERFACE, "UnitNew", &(&name, object(&path_of(&name)))),
         signal(MANAGER_PATH, MANAGER_INTERFACE, "JobNew", &(job, object(&job_path(job)), &name)),
     ];
+    messages.extend(unit_changed(&unit));
+    state.units.insert(name.clone(), unit);
     if let JobEnd::Word(word) = state.script.job.clone() {
         messages.extend(end_start_job(state, &name, &word));
         *to_play = Some(name);

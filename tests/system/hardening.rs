@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Stdio};
+use std::process::{Child, ChildStderr, Stdio};
 
 use opencode_pty::frame::message::{ErrorCode, Exit};
 use support::host::{WORKSPACE, workspace};
@@ -472,6 +472,8 @@ fn the_supervisor_makes_no_system_call_that_its_filter_refuses() {
 /// strace(1) on the running supervisor, into a file.
 struct Trace {
     strace: Child,
+    /// It tells of each new thread: without a reader it would die of that.
+    _messages: BufReader<ChildStderr>,
     file: &'static str,
 }
 
@@ -483,9 +485,11 @@ impl Trace {
         let mut command = fixture.host.command("strace");
         command.args(["-f", "-o", file, "-p", &pid]).stdin(Stdio::null()).stderr(Stdio::piped());
         let mut strace = command.spawn().unwrap();
-        let said = BufReader::new(strace.stderr.take().unwrap()).lines().next().unwrap().unwrap();
+        let mut messages = BufReader::new(strace.stderr.take().unwrap());
+        let mut said = String::new();
+        messages.read_line(&mut said).unwrap();
         assert!(said.contains("attached"), "{said}");
-        Self { strace, file }
+        Self { strace, _messages: messages, file }
     }
 
     /// What was refused, `CALL ERROR` with an example, once the traced process has ended.

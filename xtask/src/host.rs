@@ -9,14 +9,14 @@ use crate::Failure;
 use crate::args::Args;
 
 const USAGE: &str = "\
-Usage: cargo xtask host up|shell|down [--suite bookworm|trixie] [--name NAME] [--bare]
+Usage: cargo xtask host up|shell|down [--suite SUITE] [--name NAME] [--bare]
 
   up     boot a host, install the product and the stand-in server on it, start both; if it is up already: install
          both anew, restart both
   shell  a root shell on it
   down   end it; nothing is left
 
-  --suite  the Debian release: trixie (systemd 257, the default) or bookworm (252)
+  --suite  the Debian: trixie (systemd 257, the default), bookworm (252), or backports (bookworm with 254)
   --name   its name; by default that of its suite
   --bare   only boot it
 ";

@@ -43,24 +43,44 @@ const DOWN_MAX: Duration = Duration::from_secs(15);
 /// Between two looks at something that sends no event.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// The Debian release that a host runs.
+/// The Debian that a host runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suite {
     /// Debian 12: systemd 252, util-linux 2.38.
     Bookworm,
+    /// Debian 12 with the systemd of its backports: 254.
+    Backports,
     /// Debian 13: systemd 257, util-linux 2.41.
     Trixie,
 }
 
 impl Suite {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Trixie, Self::Bookworm];
+    pub const ALL: [Self; 3] = [Self::Trixie, Self::Bookworm, Self::Backports];
 
-    /// The name by which archives know it.
+    /// Its name here.
     pub fn name(self) -> &'static str {
         match self {
             Self::Bookworm => "bookworm",
+            Self::Backports => "backports",
             Self::Trixie => "trixie",
+        }
+    }
+
+    /// The name by which archives know the release it is built from.
+    pub fn release(self) -> &'static str {
+        match self {
+            Self::Bookworm | Self::Backports => "bookworm",
+            Self::Trixie => "trixie",
+        }
+    }
+
+    /// The systemd it comes with: the version's first number.
+    pub fn systemd(self) -> u32 {
+        match self {
+            Self::Bookworm => 252,
+            Self::Backports => 254,
+            Self::Trixie => 257,
         }
     }
 }
@@ -78,7 +98,7 @@ impl FromStr for Suite {
         Self::ALL
             .into_iter()
             .find(|suite| suite.name() == name)
-            .ok_or_else(|| format!("no such suite '{name}': bookworm or trixie"))
+            .ok_or_else(|| format!("no such suite '{name}': bookworm, backports or trixie"))
     }
 }
 

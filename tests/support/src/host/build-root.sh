@@ -9,7 +9,7 @@ suite=$1 root=$2 mirror=$3
 shift 3
 exec 3<&0 </dev/null 2>&1
 
-packages=systemd,systemd-sysv,dbus,util-linux,bsdutils,procps,python3-minimal,sudo,strace,iproute2,bash,ncurses-bin
+packages=systemd,systemd-sysv,dbus,util-linux,bsdutils,procps,python3-minimal,sudo,strace,iproute2,bash,ncurses-bin,at,cron,tmux
 
 # Everything that is mounted or started while the root is built lives in these namespaces and ends with them.
 setpriv --pdeathsig KILL \

@@ -61,7 +61,7 @@ inner='
     mount -t overlay -o "lowerdir=$root,upperdir=$mnt/upper,workdir=$mnt/work" opencode-pty-host "$mnt/root" || exit
     echo 0 >"$cgroup/cgroup.procs" || exit
     SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 systemd-nspawn -q -D "$mnt/root" -M "$name" --register=no --keep-unit \
-        --private-network --system-call-filter="landlock_create_ruleset landlock_add_rule landlock_restrict_self pidfd_getfd" -b
+        --private-network --system-call-filter="landlock_create_ruleset landlock_add_rule landlock_restrict_self pidfd_getfd add_key keyctl request_key" -b
     # Not the last command: this shell stays and is PID 1 of the namespace, so that its end is the end of all.
     exit $?
 '

@@ -49,7 +49,8 @@ pub(super) fn pristine(suite: Suite, progress: &mut dyn FnMut(&str)) -> Result<P
 
     let roots =
         std::env::var_os("OPENCODE_PTY_CACHE").map_or_else(|| PathBuf::from(CACHE), PathBuf::from).join("roots");
-    let root = roots.join(format!("{suite}-{:016x}", fnv1a(&[BUILD, SETTINGS])));
+    let recipe = [&[BUILD, SETTINGS], further_options(suite)].concat();
+    let root = roots.join(format!("{suite}-{:016x}", fnv1a(&recipe)));
     if root.exists() {
         return Ok(root);
     }
@@ -66,6 +67,28 @@ pub(super) fn pristine(suite: Suite, progress: &mut dyn FnMut(&str)) -> Result<P
     Ok(root)
 }
 
+/// Takes systemd and what is built with it, and nothing else, from the backports: a package of theirs is not preferred by
+/// itself.
+const PREFER_BACKPORTS: &str = "--setup-hook=mkdir -p \"$1/etc/apt/preferences.d\" && printf '%s\\n' \
+    'Package: src:systemd' 'Pin: release n=bookworm-backports' 'Pin-Priority: 990' \
+    >\"$1/etc/apt/preferences.d/systemd\"";
+
+/// mmdebstrap's options for one suite alone.
+fn further_options(suite: Suite) -> &'static [&'static str] {
+    match suite {
+        Suite::Bookworm | Suite::Trixie => &[],
+        Suite::Backports => &[PREFER_BACKPORTS],
+    }
+}
+
+/// What mmdebstrap takes packages from: an archive, or lines of apt's where one does not do.
+fn sources(suite: Suite, mirror: &str) -> String {
+    match suite {
+        Suite::Bookworm | Suite::Trixie => mirror.to_owned(),
+        Suite::Backports => format!("deb {mirror} bookworm main\ndeb {mirror} bookworm-backports main"),
+    }
+}
+
 /// Builds a root under another name and renames it when it is whole. The caller holds the suite's lock.
 fn build(suite: Suite, root: &Path, progress: &mut dyn FnMut(&str)) -> Result<(), Error> {
     let doing = format!("build the {suite} root");
@@ -78,7 +101,9 @@ fn build(suite: Suite, root: &Path, progress: &mut dyn FnMut(&str)) -> Result<()
     }
 
     let mut command = Command::new("setsid");
-    command.args(["bash", "-c", BUILD, "build-root.sh", suite.name()]).arg(&unfinished).arg(mirror(progress)?);
+    let sources = sources(suite, &mirror(progress)?);
+    command.args(["bash", "-c", BUILD, "build-root.sh", suite.release()]).arg(&unfinished).arg(sources);
+    command.args(further_options(suite));
     for option in apt_options()? {
         command.arg(format!("--aptopt={option}"));
     }

@@ -23,6 +23,8 @@ mask getty.target console-getty.service systemd-networkd-wait-online.service \
 journalctl --update-catalog
 touch /etc/.updated /var/.updated
 systemctl set-default multi-user.target
+# Work for later: there for tests that start them.
+systemctl disable --quiet atd.service cron.service
 
 # The journal: all of it, in memory.
 mkdir -p /etc/systemd/journald.conf.d

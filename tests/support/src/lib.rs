@@ -16,3 +16,5 @@ pub mod peer;
 pub mod random;
 /// Plays the server.
 pub mod standin;
+/// The unit files for another account.
+pub mod units;

@@ -19,5 +19,6 @@ mod hanging;
 mod hardening;
 mod output;
 mod outside;
+mod readiness;
 mod session;
 mod threats;

@@ -22,6 +22,7 @@ Usage: cargo xtask test [--only STAGE,STAGE…]
   unit      unit, property, protocol and corpus tests: cargo test --workspace
   user      the same binaries as an ordinary user
   it        the built binary against the fake manager
+  readiness the readiness verifier in directory roots of its own, under dash and busybox
   hosts     the test hosts themselves: apart from each other, and gone when they should be
   trixie    tests/system on a host with systemd 257
   bookworm  tests/system on a host with systemd 252
@@ -44,11 +45,12 @@ const LINES_SHOWN: usize = 60;
 type Run = fn(&Context) -> Ran;
 
 /// The stages in their order; those of one row run at the same time.
-const STAGES: [&[(&str, Run)]; 8] = [
+const STAGES: [&[(&str, Run)]; 9] = [
     &[("check", check)],
     &[("unit", unit)],
     &[("user", user)],
     &[("it", it)],
+    &[("readiness", readiness)],
     &[("hosts", hosts)],
     &[("trixie", |context| system(context, Suite::Trixie)), ("bookworm", |context| system(context, Suite::Bookworm))],
     &[("soak", soak)],
@@ -232,6 +234,14 @@ fn it(context: &Context) -> Ran {
     }
     let mut command = context.cargo(&["test", "--package", "opencode-pty", "--test", "it"]);
     run::logged(&mut command, &context.log("it")).with_tests()
+}
+
+fn readiness(context: &Context) -> Ran {
+    if let Err(error) = host::install_tools(&mut |line| eprintln!("       readiness: {line}")) {
+        return Ran::fault(error.to_string());
+    }
+    let mut command = context.cargo(&["test", "--package", "opencode-pty", "--test", "readiness"]);
+    run::logged(&mut command, &context.log("readiness")).with_tests()
 }
 
 fn hosts(context: &Context) -> Ran {

@@ -14,6 +14,8 @@ pub mod host;
 pub mod peer;
 /// Random numbers that are the same on every run.
 pub mod random;
+/// The readiness verifier and its marker.
+pub mod readiness;
 /// Plays the server.
 pub mod standin;
 /// The unit files for another account.

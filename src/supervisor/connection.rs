@@ -128,10 +128,13 @@ async fn converse(
     };
     let Admitted { peer, slot, start, directory } = handshake.or(shutdown).await?;
 
-    let hangup = context
-        .hangups
-        .add(stream.get_ref())
-        .map_err(|error| Refusal::told(ErrorCode::Io, "the connection cannot be watched", error))?;
+    let hangup = match context.hangups.add(stream.get_ref()) {
+        Ok(hangup) => hangup,
+        Err(error) => {
+            context.pool.dispose(vec![directory]);
+            return Err(Refusal::told(ErrorCode::Io, "the connection cannot be watched", error));
+        }
+    };
     let senses = Senses::default();
     let story = run(context, &senses, outbound, &peer, &start, directory);
     let session = story.or(async {

@@ -12,7 +12,7 @@ use libc::{SO_PEERPIDFD, SOL_SOCKET, c_int, getsockopt, socklen_t};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
-use rustix::process::{Pid, getpgid};
+use rustix::process::{Pid, getpriority_process};
 
 /// `SO_PEERCRED`: who connected, as of `connect(2)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,8 +80,9 @@ pub fn pidfd(socket: impl AsFd) -> io::Result<PeerPidfd> {
 /// Whether there is a process with this pid, or one that has ended and has not been reaped. Never decide by it who that is.
 pub fn exists(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    // Signal 0 would be refused: we have no power over other users' processes. This asks for none.
-    pid.is_some_and(|pid| getpgid(Some(pid)).is_ok())
+    // Signal 0 would be refused: we have no power over other users' processes. This asks for none. (So does getpgid, which
+    // gives 0 for a process that is just being reaped, and rustix takes that for impossible.)
+    pid.is_some_and(|pid| getpriority_process(Some(pid)).is_ok())
 }
 
 /// Whether the process of a pidfd still runs: a zombie does not.
@@ -107,6 +108,21 @@ mod tests {
         assert_eq!(credentials(&left).unwrap().pid, std::process::id());
         let PeerPidfd::Process(pidfd) = pidfd(&left).unwrap() else { panic!("no pidfd") };
         assert!(is_alive(&pidfd).unwrap());
+    }
+
+    #[test]
+    fn a_process_exists_until_it_has_been_reaped() {
+        // Asked of one that is just dying, too: getpgid stumbled there.
+        for _ in 0..50 {
+            let mut child = std::process::Command::new("true").spawn().unwrap();
+            for _ in 0..100 {
+                assert!(exists(child.id()));
+            }
+            child.wait().unwrap();
+            assert!(!exists(child.id()));
+        }
+        assert!(exists(1));
+        assert!(!exists(0) && !exists(u32::MAX));
     }
 
     #[test]

@@ -54,8 +54,11 @@ pub const BACKLOG: i32 = 128;
 pub const ACCEPTED_IN_A_ROW_MAX: u32 = 16;
 /// Pause of the accept loop after it ran out of descriptors or memory. Chosen: long enough not to spin.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Least time between two journal lines about refused connections. Chosen.
+/// Least time between two journal records about refused connections. Chosen.
 pub const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(1);
+/// Most characters of one value in a journal record. Chosen: a record is one datagram, and its values, fourteen of at
+/// most six bytes a character, fit a Unix socket's default send buffer (`net.core.wmem_default`, 212,992).
+pub const JOURNAL_VALUE_CHARS_MAX: usize = 2_048;
 
 // ---- time --------------------------------------------------------------------------------------------------
 
@@ -132,6 +135,8 @@ pub const SCRIPT_PATH: &str = "/usr/bin/script";
 pub const SHELL_PATH: &str = "/bin/sh";
 /// The account database.
 pub const PASSWD_PATH: &str = "/etc/passwd";
+/// Where journald takes records in its native protocol (systemd).
+pub const JOURNAL_SOCKET_PATH: &str = "/run/systemd/journal/socket";
 /// Where the unified cgroup hierarchy is mounted (systemd).
 pub const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 /// The account that sessions run as, unless `--account` says otherwise.

@@ -9,7 +9,7 @@ use std::future::pending;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use smol::Async;
 use smol::future::FutureExt;
@@ -22,10 +22,12 @@ use super::relay::{self, Outbound};
 use super::session::{CleanUp, End, Session, StopError};
 use crate::frame::Kind;
 use crate::frame::message::{ErrorCode, Exit, Start, encode_error};
-use crate::journal;
+use crate::journal::{self, Event, Field, Id};
 use crate::limits::{ANSWER_TIME, HANDSHAKE_TIME};
 use crate::sys::peer::Credentials;
 use crate::sys::socket;
+use crate::systemd::UnitState;
+use crate::systemd::unit::UnitName;
 use crate::wait::{Watched, until, within};
 
 /// Why a session is to end although its unit has not.
@@ -45,6 +47,16 @@ impl Cause {
     /// Whether the terminal is cut off at once, instead of being read to its end.
     fn is_abrupt(&self) -> bool {
         matches!(self, Self::Disconnect(_) | Self::Violation(..))
+    }
+
+    /// The word for it in the journal. Stable; docs/journal.md has the list.
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Shutdown => "shutdown",
+            Self::Disconnect(_) => "disconnect",
+            Self::Violation(..) => "violation",
+        }
     }
 }
 
@@ -326,14 +338,22 @@ async fn run(
         if finish(context, session).await.is_err() {
             return Ok(LastWord::Error(ErrorCode::StopFailed, "the unit's end is not certain".to_owned()));
         }
-        journal::notice(&format!(
-            "{name}: not started for pid {}: {}",
-            peer.pid(),
-            match &cause {
-                Some(cause) => format!("cancelled by {cause}"),
-                None => format!("{}: {} ({})", error.code, error.message, error.detail),
-            }
-        ));
+        let (cancelled_by, code, reason) = match &cause {
+            Some(cause) => (cause.word(), "", format!("cancelled by {cause}")),
+            None => ("", error.code.word(), format!("{}: {} ({})", error.code, error.message, error.detail)),
+        };
+        journal::record(
+            Event::SessionNotStarted,
+            &[
+                (Field::Unit, &name),
+                (Field::PeerPid, &peer.pid()),
+                (Field::ServerInvocation, &Id(peer.invocation())),
+                (Field::EndedBy, &cancelled_by),
+                (Field::Error, &code),
+                (Field::Reason, &reason),
+            ],
+            &format!("{name}: not started for pid {}: {reason}", peer.pid()),
+        );
         return Ok(match cause {
             None => LastWord::Error(error.code, error.message),
             Some(Cause::Stop) => LastWord::Exit(Exit::stopped()),
@@ -344,14 +364,7 @@ async fn run(
     }
 
     let began = Instant::now();
-    journal::info(&format!(
-        "{name}: started for pid {}, runtime {} s, directory {}:{}, {}",
-        peer.pid(),
-        start.runtime_seconds(),
-        start.dev(),
-        start.ino(),
-        session.isolation(),
-    ));
+    log_start(&session, peer, start);
     if outbound.answer(Kind::Started, name.as_str().as_bytes()).await.is_err() {
         senses.raise(Cause::Disconnect("a client that did not take the answer"));
     }
@@ -373,7 +386,13 @@ async fn run(
     let Ok(cleaned) = cleaned else {
         return Ok(LastWord::Error(ErrorCode::StopFailed, "the unit's end is not certain".to_owned()));
     };
-    log_end(&name, began, senses, outbound, &exit, cause.as_ref().filter(|_| end.is_none()), &cleaned);
+    let ending = Ending {
+        exit: &exit,
+        cause: cause.as_ref().filter(|_| end.is_none()),
+        runtime: Duration::from_secs(start.runtime_seconds().into()),
+        cleaned: &cleaned,
+    };
+    log_end(&name, peer, (&running, began), (senses.inbox.received.get(), outbound.output_bytes()), &ending);
     Ok(match cause {
         Some(Cause::Disconnect(_)) => LastWord::Nothing,
         // A session that has ended by itself keeps its record, whatever the client sends then.
@@ -444,9 +463,11 @@ async fn stop_and_drain(
 
 /// The clean-up, and what follows for the whole supervisor if it fails.
 async fn finish(context: &Rc<Context>, session: Session) -> Result<CleanUp, StopError> {
+    let name = session.name().clone();
     session.clean_up(context).await.inspect_err(|error| {
         // Whoever restarts us finds the unit again; meanwhile BindsTo= takes it down with us.
-        journal::error(&format!("cannot confirm a clean-up: {error}"));
+        let message = format!("cannot confirm a clean-up: {error}");
+        journal::record(Event::CleanUpFailed, &[(Field::Unit, &name)], &message);
         context.failed.set(Some(error.to_string()));
     })
 }
@@ -466,39 +487,106 @@ async fn conclude(senses: &Senses, outbound: &mut Outbound, last_word: LastWord)
     }
 }
 
+fn log_start(session: &Session, peer: &Peer, start: &Start) {
+    let (name, running) = (session.name(), session.running());
+    journal::record(
+        Event::SessionStarted,
+        &[
+            (Field::Unit, name),
+            (Field::Invocation, &Id(&running.invocation)),
+            (Field::PeerPid, &peer.pid()),
+            (Field::ServerInvocation, &Id(peer.invocation())),
+            (Field::Runtime, &start.runtime_seconds()),
+            (Field::Isolation, &session.isolation()),
+            (Field::CwdDev, &start.dev()),
+            (Field::CwdIno, &start.ino()),
+        ],
+        &format!(
+            "{name}: started for pid {}, runtime {} s, directory {}:{}, {}",
+            peer.pid(),
+            start.runtime_seconds(),
+            start.dev(),
+            start.ino(),
+            session.isolation(),
+        ),
+    );
+}
+
+/// How a session came to its end.
+struct Ending<'a> {
+    exit: &'a Exit,
+    /// Why it was stopped, unless it ended without us.
+    cause: Option<&'a Cause>,
+    runtime: Duration,
+    cleaned: &'a CleanUp,
+}
+
+impl Ending<'_> {
+    /// Whether the manager ended it because its runtime was over. Its result is `timeout` then, but also when somebody
+    /// else's stop needed SIGKILL.
+    fn is_expiry(&self) -> bool {
+        let ran = self.cleaned.last.as_ref().map_or(Duration::ZERO, UnitState::was_active_for);
+        self.cause.is_none() && self.exit.result() == "timeout" && ran >= self.runtime
+    }
+
+    /// Whether it took SIGKILL.
+    fn is_kill(&self) -> bool {
+        // The manager tells of its own SIGKILL by `timeout` alone. Of an expired runtime that is the result in any case;
+        // then only the main process shows what it took.
+        let by_manager = self.cleaned.last.as_ref().is_some_and(|state| {
+            state.result == "timeout" && (!self.is_expiry() || (state.code, state.status) == (2, 9))
+        });
+        self.cleaned.killed || by_manager
+    }
+}
+
 fn log_end(
-    name: &impl fmt::Display,
-    began: Instant,
-    senses: &Senses,
-    outbound: &Outbound,
-    exit: &Exit,
-    cause: Option<&Cause>,
-    cleaned: &CleanUp,
+    name: &UnitName,
+    peer: &Peer,
+    (running, began): (&UnitState, Instant),
+    (bytes_in, bytes_out): (u64, u64),
+    ending: &Ending<'_>,
 ) {
-    let ended_by = cause.map_or_else(|| "itself".to_owned(), ToString::to_string);
-    // The manager tells of its own SIGKILL by `timeout` alone. Of an expired runtime that is the result in any case; then
-    // only the main process shows what it took.
-    let by_manager = cleaned
-        .last
-        .as_ref()
-        .is_some_and(|state| state.result == "timeout" && (cause.is_some() || (state.code, state.status) == (2, 9)));
-    journal::info(&format!(
-        "{name}: ended by {ended_by}: {exit}; {} s, {} bytes in, {} bytes out, clean-up {} ms{}",
-        began.elapsed().as_secs(),
-        senses.inbox.received.get(),
-        outbound.output_bytes(),
-        cleaned.took.as_millis(),
-        if cleaned.killed || by_manager { ", SIGKILL needed" } else { "" },
-    ));
+    let Ending { exit, cause, cleaned, .. } = ending;
+    let (ran, killed) = (began.elapsed(), ending.is_kill());
+    let (word, ended_by) = match cause {
+        Some(cause) => (cause.word(), cause.to_string()),
+        None if ending.is_expiry() => ("runtime", "its runtime".to_owned()),
+        None => ("itself", "itself".to_owned()),
+    };
+    journal::record(
+        Event::SessionEnded,
+        &[
+            (Field::Unit, name),
+            (Field::Invocation, &Id(&running.invocation)),
+            (Field::PeerPid, &peer.pid()),
+            (Field::ServerInvocation, &Id(peer.invocation())),
+            (Field::EndedBy, &word),
+            (Field::Result, &exit.result()),
+            (Field::Code, &exit.code()),
+            (Field::Status, &exit.status()),
+            (Field::Ran, &ran.as_micros()),
+            (Field::InputBytes, &bytes_in),
+            (Field::OutputBytes, &bytes_out),
+            (Field::CleanUp, &cleaned.took.as_micros()),
+            (Field::Killed, &u8::from(killed)),
+        ],
+        &format!(
+            "{name}: ended by {ended_by}: {exit}; {} s, {bytes_in} bytes in, {bytes_out} bytes out, clean-up {} ms{}",
+            ran.as_secs(),
+            cleaned.took.as_millis(),
+            if killed { ", SIGKILL needed" } else { "" },
+        ),
+    );
 }
 
 /// Says no, to the peer if it may know, to the journal always (at most a line a second).
 async fn refuse(context: &Rc<Context>, outbound: &mut Outbound, cred: Credentials, refusal: Refusal) {
     match refusal {
-        Refusal::Silent(reason) => context.log_refusal(cred, &reason),
+        Refusal::Silent(reason) => context.log_refusal(cred, None, &reason),
         Refusal::Told { code, message, detail } => {
             let detail = if detail.is_empty() { String::new() } else { format!(" ({detail})") };
-            context.log_refusal(cred, &format!("{code}: {message}{detail}"));
+            context.log_refusal(cred, Some(code), &format!("{message}{detail}"));
             let _ = outbound.answer(Kind::Error, &encode_error(code, &message)).await;
         }
     }

@@ -34,13 +34,13 @@ use smol::{Async, LocalExecutor, Timer};
 use crate::account::{self, Account};
 use crate::frame::message::{ErrorCode, encode_error};
 use crate::frame::{self, Kind};
-use crate::journal;
+use crate::journal::{self, Event, Field};
 use crate::limits::{
     ACCEPT_PAUSE, ACCEPTED_IN_A_ROW_MAX, ACCOUNT_DEFAULT, LAUNCHER_PATH, REFUSAL_LOG_INTERVAL, SERVER_UNIT_DEFAULT,
     SESSIONS_MAX_CEILING, SESSIONS_MAX_DEFAULT, SLICE_DEFAULT, SOCKET_PATH, STOP_TIME, STOP_TIME_WITHOUT_BUS,
     STUCK_RETRY_PAUSE, SUPERVISOR_UNIT_DEFAULT,
 };
-use crate::report::{Doing, ExitStatus, SystemError, print_error};
+use crate::report::{Chain, Doing, ExitStatus, SystemError, print_error};
 use crate::sys::peer::Credentials;
 use crate::sys::{message, peer as peer_socket, socket};
 use crate::systemd::unit::UnitName;
@@ -122,12 +122,24 @@ struct Context {
 }
 
 impl Context {
-    /// One line a second at most, with a count of those in between.
-    fn log_refusal(&self, cred: Credentials, reason: &str) {
-        if let Some(count) = self.refusals.borrow_mut().note(Instant::now(), REFUSAL_LOG_INTERVAL) {
-            let others = if count > 1 { format!(" ({} more since the last line)", count - 1) } else { String::new() };
-            journal::warning(&format!("refused pid {} uid {}: {reason}{others}", cred.pid, cred.uid));
-        }
+    /// One record a second at most, with a count of those in between. `told` is the code the peer gets, if it is
+    /// answered.
+    fn log_refusal(&self, cred: Credentials, told: Option<ErrorCode>, reason: &str) {
+        let Some(count) = self.refusals.borrow_mut().note(Instant::now(), REFUSAL_LOG_INTERVAL) else { return };
+        let others = if count > 1 { format!(" ({} more since the last line)", count - 1) } else { String::new() };
+        let code = told.map(|code| format!("{code}: ")).unwrap_or_default();
+        let error = told.map(ErrorCode::word).unwrap_or_default();
+        journal::record(
+            Event::Refused,
+            &[
+                (Field::PeerPid, &cred.pid),
+                (Field::PeerUid, &cred.uid),
+                (Field::Error, &error),
+                (Field::Reason, &reason),
+                (Field::Refusals, &count),
+            ],
+            &format!("refused pid {} uid {}: {code}{reason}{others}", cred.pid, cred.uid),
+        );
     }
 }
 
@@ -198,7 +210,10 @@ pub async fn main(args: &[OsString]) -> ExitStatus {
     match serve(options).await {
         Ok(()) => ExitStatus::Success,
         Err(error) => {
-            print_error("supervisor", &error);
+            let message = Chain(&error).to_string();
+            if journal::record_natively(Event::Failed, &[], &message).is_err() {
+                print_error("supervisor", &error);
+            }
             ExitStatus::Failure
         }
     }
@@ -252,7 +267,11 @@ async fn serve_on(context: &Rc<Context>, mut terminated: Signals) -> Result<(), 
     executor.spawn(async move { ours.hangups.keep().await }).detach();
     executor.spawn(keep_status(Rc::clone(context))).detach();
     executor.spawn(feed_watchdog(Rc::clone(context))).detach();
-    journal::info(&format!("serving {} on {}", context.options.server_unit, context.options.socket));
+    journal::record(
+        Event::Serving,
+        &[(Field::Version, &env!("CARGO_PKG_VERSION"))],
+        &format!("serving {} on {}", context.options.server_unit, context.options.socket),
+    );
     let ours = Rc::clone(context);
     executor.spawn(async move { ours.notifier.insist("READY=1").await }).detach();
 
@@ -323,7 +342,8 @@ async fn accept(context: &Rc<Context>, listener: &Async<UnixListener>) -> System
                 socket::AcceptError::Connection => {}
                 socket::AcceptError::Resources => {
                     if failures.note(Instant::now(), REFUSAL_LOG_INTERVAL).is_some() {
-                        journal::warning(&format!("cannot accept a connection: {error}"));
+                        let message = format!("cannot accept a connection: {error}");
+                        journal::record(Event::AcceptFailed, &[], &message);
                     }
                     Timer::after(ACCEPT_PAUSE).await;
                 }
@@ -339,20 +359,20 @@ fn admit(context: &Rc<Context>, stream: UnixStream) {
         Ok(cred) => cred,
         Err(error) => {
             let nobody = Credentials { pid: 0, uid: u32::MAX, gid: u32::MAX };
-            return context.log_refusal(nobody, &format!("no credentials: {error}"));
+            return context.log_refusal(nobody, None, &format!("no credentials: {error}"));
         }
     };
     if (cred.uid, cred.gid) != (context.account.uid(), context.account.gid()) {
-        return context.log_refusal(cred, "not the account");
+        return context.log_refusal(cred, None, "not the account");
     }
     match context.admission.arrive(context.server.judge(cred.pid), Instant::now()) {
         Ok(place) => {
             if let Err(error) = socket::set_buffers(&stream) {
-                return context.log_refusal(cred, &format!("cannot set buffers: {error}"));
+                return context.log_refusal(cred, None, &format!("cannot set buffers: {error}"));
             }
             let stream = match Async::new(stream) {
                 Ok(stream) => stream,
-                Err(error) => return context.log_refusal(cred, &format!("it cannot be watched: {error}")),
+                Err(error) => return context.log_refusal(cred, None, &format!("it cannot be watched: {error}")),
             };
             context.executor.spawn(connection::serve(Rc::clone(context), stream, cred, place)).detach();
         }
@@ -364,6 +384,7 @@ fn admit(context: &Rc<Context>, stream: UnixStream) {
             }
             context.log_refusal(
                 cred,
+                Some(ErrorCode::RateLimited),
                 match refused {
                     Refused::Rate => "too many strangers",
                     Refused::Crowded => "too many are being authenticated",
@@ -378,7 +399,7 @@ async fn retry_stuck(context: Rc<Context>, name: UnitName, slot: Slot) {
     while session::stop_leftover(&context.manager, &name).await.is_err() {
         Timer::after(STUCK_RETRY_PAUSE).await;
     }
-    journal::notice(&format!("{name}: gone"));
+    journal::record(Event::LeftoverGone, &[(Field::Unit, &name)], &format!("{name}: gone"));
     drop(slot);
 }
 
@@ -386,7 +407,8 @@ async fn retry_stuck(context: Rc<Context>, name: UnitName, slot: Slot) {
 async fn await_doomed(context: Rc<Context>, name: UnitName, watch: UnitWatch) {
     watch.events().wait_for(|events| (events.changes > 0 || !events.jobs.is_empty()).then_some(())).await;
     watch.forget().await;
-    journal::warning(&format!("{name}: started after it had been given up; stopping it"));
+    let message = format!("{name}: started after it had been given up; stopping it");
+    journal::record(Event::StartedLate, &[(Field::Unit, &name)], &message);
     let slot = context.admission.occupy();
     retry_stuck(context, name, slot).await;
 }

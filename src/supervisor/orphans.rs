@@ -4,7 +4,7 @@
 
 use super::Options;
 use super::session::stop_leftover;
-use crate::journal;
+use crate::journal::{self, Event, Field};
 use crate::systemd::unit::UnitName;
 use crate::systemd::{CallError, Manager};
 
@@ -20,9 +20,11 @@ pub async fn clean_up(manager: &Manager, options: &Options) -> Result<Vec<UnitNa
         if state.load != "loaded" || state.binds_to != [options.unit.as_str()] {
             continue;
         }
-        journal::notice(&format!("{name}: {} since an earlier supervisor; stopping it", listed.active));
+        let unit = [(Field::Unit, &name as _)];
+        let message = format!("{name}: {} since an earlier supervisor; stopping it", listed.active);
+        journal::record(Event::LeftoverFound, &unit, &message);
         if let Err(error) = stop_leftover(manager, &name).await {
-            journal::error(&error.to_string());
+            journal::record(Event::LeftoverStuck, &unit, &error.to_string());
             stuck.push(name);
         }
     }

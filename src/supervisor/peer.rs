@@ -119,6 +119,11 @@ impl Peer {
         self.pid
     }
 
+    /// The invocation of the server's unit that it is in, for records.
+    pub fn invocation(&self) -> &[u8] {
+        &self.invocation
+    }
+
     /// Looks again, right before something is started for it.
     pub async fn confirm(&self, context: &Context) -> Result<(), Denial> {
         let state = read_server(context).await?;

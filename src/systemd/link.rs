@@ -18,7 +18,7 @@ use zbus::zvariant::{OwnedObjectPath, Value};
 use zbus::{Connection, Message, MessageStream};
 
 use super::{CallError, MANAGER_INTERFACE, MANAGER_PATH, UnitEvents, unit};
-use crate::journal;
+use crate::journal::{self, Event};
 use crate::limits::{CALL_TIME, RECONNECT_PAUSE_MAX, RECONNECT_PAUSE_MIN};
 use crate::wait::{Watched, within};
 
@@ -203,7 +203,7 @@ impl Link {
                 line.claimed = None;
                 line.believed = None;
             });
-            journal::warning("the system bus is away");
+            journal::record(Event::BusAway, &[], "the system bus is away");
             let mut pause = RECONNECT_PAUSE_MIN;
             (connection, stream) = loop {
                 Timer::after(pause).await;
@@ -214,7 +214,7 @@ impl Link {
                     break (connection, stream);
                 }
             };
-            journal::notice("the system bus is back");
+            journal::record(Event::BusBack, &[], "the system bus is back");
         }
     }
 
@@ -230,7 +230,7 @@ impl Link {
             match self.check(connection, &claimed).await {
                 Ok(()) => {}
                 Err(error @ LinkError::Impostor { .. }) => {
-                    journal::error(&error.to_string());
+                    journal::record(Event::Impostor, &[], &error.to_string());
                     // Nobody is believed until the name changes hands again.
                     self.line.wait_for(|line| (line.claimed.as_deref() != Some(&claimed)).then_some(())).await;
                 }

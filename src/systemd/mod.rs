@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use zbus::zvariant::{DynamicType, Fd, OwnedObjectPath, OwnedValue, Type, Value};
@@ -122,6 +123,10 @@ pub struct UnitState {
     pub binds_to: Vec<String>,
     /// Number of the queued job, or 0.
     pub job: u32,
+    /// `ActiveEnterTimestampMonotonic`: when it last became active, microseconds of CLOCK_MONOTONIC, or 0.
+    pub active_enter_usec: u64,
+    /// `ActiveExitTimestampMonotonic`: when it last ceased to be, or 0.
+    pub active_exit_usec: u64,
 }
 
 impl UnitState {
@@ -138,6 +143,8 @@ impl UnitState {
             invocation: take(&mut all, "InvocationID")?,
             binds_to: take(&mut all, "BindsTo")?,
             job,
+            active_enter_usec: take(&mut all, "ActiveEnterTimestampMonotonic").unwrap_or_default(),
+            active_exit_usec: take(&mut all, "ActiveExitTimestampMonotonic").unwrap_or_default(),
             // These lie on the service interface, which a unit that is not loaded may lack.
             result: take(&mut all, "Result").unwrap_or_default(),
             code: take(&mut all, "ExecMainCode").unwrap_or_default(),
@@ -151,6 +158,11 @@ impl UnitState {
     /// Whether every process is gone as far as the manager is concerned, and no job is about to change that.
     pub fn is_at_rest(&self) -> bool {
         self.load != "loaded" || (self.has_ended() && self.job == 0)
+    }
+
+    /// How long the unit was active the last time; zero while it is.
+    pub fn was_active_for(&self) -> Duration {
+        Duration::from_micros(self.active_exit_usec.saturating_sub(self.active_enter_usec))
     }
 
     /// Whether the unit has stopped: `inactive` or `failed`.

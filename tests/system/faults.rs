@@ -726,6 +726,12 @@ fn sessions_do_without_a_journal() {
     fixture.root(&format!("systemctl start {sockets} systemd-journald.service 2>/dev/null || true"));
     assert_eq!(fixture.root("systemctl is-active systemd-journald.service"), "active");
     ends(&fixture, "journald is back");
+    // It takes records again, of the same supervisor.
+    let unit = fixture.sh("exit 7").unit.unwrap();
+    wait_until("a record with fields", SOON, || {
+        let found = fixture.root(&format!("journalctl --no-pager -o cat OBJECT_SYSTEMD_UNIT={unit} _PID={pid}"));
+        if found.contains("ended by itself") { Ok(()) } else { Err(found) }
+    });
     assert_eq!(fixture.supervisor_pid(), pid);
     eprintln!("three sessions and a stop: {quiet:?} with, {without:?} with one that hangs, {stopped:?} without");
 }

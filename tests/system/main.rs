@@ -17,6 +17,7 @@ mod flood;
 mod frames;
 mod hanging;
 mod hardening;
+mod journal;
 mod output;
 mod outside;
 mod readiness;

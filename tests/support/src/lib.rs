@@ -10,6 +10,7 @@ pub mod descriptors;
 pub mod fake_manager;
 pub mod flood;
 pub mod host;
+pub mod markdown;
 /// A test's side of the protocol.
 pub mod peer;
 /// Random numbers that are the same on every run.

@@ -100,6 +100,7 @@ class Connection {
         if (typeof directory?.fd !== 'number') throw new PtyError('usage', 'directory is not an open directory');
         release = wire.failOn(signal);
         wire.throwIfFailed();
+        wire.expectStarted();
         await this.#sendStart(words, directory);
       } finally {
         release();
@@ -107,10 +108,11 @@ class Connection {
       }
       const noAnswer = () => new PtyError('no-answer', 'the supervisor does not answer');
       release = wire.failOn(signal, this.#settings.startedTime, noAnswer);
-      // Node paused it when the helper got it. Not earlier: the answer is not the helper's to steal, nor ours to miss.
+      // Node paused it when the helper got it; bun didn't, and its own `pause` loses bytes (1.3.14).
       wire.resume();
       const unit = await Promise.race([wire.started, wire.failed]);
-      wire.throwIfFailed();
+      // A session that started and broke in the same breath is still one, and tells by its `exit`.
+      if (unit === undefined || signal?.aborted) wire.throwIfFailed();
       return new Session(wire, unit);
     } catch (error) {
       wire.fail(error);
@@ -214,7 +216,7 @@ class Session {
 class Wire {
   error = null;
   #decoder = new FrameDecoder();
-  #state = 'connected';
+  #state = 'connecting';
   #exit = null;
   #stopExpected = false;
   #sending = new Set();
@@ -231,7 +233,10 @@ class Wire {
     let cause;
     this.socket.on('data', (chunk) => this.#receive(chunk));
     this.socket.on('error', (error) => (cause = error));
-    this.socket.on('connect', () => this.#connected.resolve());
+    this.socket.on('connect', () => {
+      if (this.#state === 'connecting') this.#state = 'connected';
+      this.#connected.resolve();
+    });
     this.socket.on('end', () => this.#hangUp(cause));
     this.socket.on('close', () => {
       this.#hangUp(cause);
@@ -300,6 +305,11 @@ class Wire {
     });
   }
 
+  /** From now on `started` may come. */
+  expectStarted() {
+    this.#state = 'starting';
+  }
+
   /** From now on `exit` is not the last word. */
   expectStopped() {
     this.#stopExpected = true;
@@ -331,7 +341,7 @@ class Wire {
   }
 
   #hangUp(cause) {
-    const code = this.#state === 'connected' && cause !== undefined ? 'connect' : 'lost';
+    const code = this.#state === 'connecting' ? 'connect' : 'lost';
     this.fail(new PtyError(code, 'the connection to the supervisor is lost', cause));
   }
 
@@ -349,7 +359,7 @@ class Wire {
   #take(type, value) {
     if (type === 'error') {
       this.fail(value);
-    } else if (type === 'started' && this.#state === 'connected') {
+    } else if (type === 'started' && this.#state === 'starting') {
       this.#state = 'started';
       this.#started.resolve(value);
     } else if (type === 'output' && this.#state === 'started' && this.#exit === null) {

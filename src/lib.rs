@@ -18,6 +18,9 @@ pub mod inner_exec;
 /// The root service.
 pub mod supervisor;
 
+/// Whether a host is ready, and whether it holds.
+pub mod selftest;
+
 /// The only modules that speak D-Bus.
 pub mod systemd;
 

@@ -13,6 +13,8 @@ pub enum ExitStatus {
     Success = 0,
     /// The supervisor could not start or go on serving.
     Failure = 1,
+    /// Something that is needed could not be found out.
+    Incomplete = 2,
     /// `EX_USAGE`: bad arguments, or metadata that is not what it should be.
     Usage = 64,
     /// `EX_OSERR`: the system refused.

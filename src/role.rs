@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use crate::report::ExitStatus;
-use crate::{client, inner_exec, launcher, supervisor};
+use crate::{client, inner_exec, launcher, selftest, supervisor};
 
 const USAGE: &str = "\
 opencode-pty: terminal sessions, each in a systemd unit of its own
@@ -20,6 +20,7 @@ Roles:
   supervisor   the root service: authenticates the server, starts, relays and stops sessions
   client       sends one start frame with one directory over an inherited socket
   launcher     runs inside a session's unit: directory, groups, isolation, then script(1)
+  selftest     for operators: is this host ready, and does it hold
 
   help, --help       this text; `opencode-pty ROLE --help` tells a role's arguments, limits and exit codes
   --version          name and version
@@ -36,6 +37,7 @@ enum Role {
     Client,
     Launcher,
     InnerExec,
+    Selftest,
     Help,
     Version,
 }
@@ -60,6 +62,7 @@ fn choose(argv: &[OsString]) -> Option<(Role, usize)> {
         b"supervisor" => Role::Supervisor,
         b"client" => Role::Client,
         b"launcher" => Role::Launcher,
+        b"selftest" => Role::Selftest,
         b"help" | b"--help" => Role::Help,
         b"--version" => Role::Version,
         _ => return None,
@@ -88,6 +91,7 @@ async fn run(role: Role, args: &[OsString]) -> ExitStatus {
         Role::Client => client::main(args),
         Role::Launcher => launcher::main(args),
         Role::InnerExec => inner_exec::main(),
+        Role::Selftest => Box::pin(selftest::main(args)).await,
         Role::Help => {
             print!("{USAGE}");
             ExitStatus::Success
@@ -130,6 +134,7 @@ mod tests {
     #[test]
     fn the_list_of_subcommands_is_closed() {
         assert_eq!(chosen(&["opencode-pty", "supervisor"]), Some((Role::Supervisor, 2)));
+        assert_eq!(chosen(&["opencode-pty", "selftest", "--live"]), Some((Role::Selftest, 2)));
         assert_eq!(chosen(&["opencode-pty-supervisor2", "client", "0"]), Some((Role::Client, 2)));
         for word in ["", "Supervisor", "inner-exec", "--supervisor", "supervisor ", "-h"] {
             assert_eq!(chosen(&["opencode-pty", word]), None, "'{word}'");

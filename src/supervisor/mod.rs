@@ -44,7 +44,7 @@ use crate::report::{Chain, Doing, ExitStatus, SystemError, print_error};
 use crate::sys::peer::Credentials;
 use crate::sys::{message, peer as peer_socket, socket};
 use crate::systemd::unit::UnitName;
-use crate::systemd::{BusOptions, CallError, LinkError, Manager, UnitWatch};
+use crate::systemd::{BusOptions, CallError, LinkError, Manager, SYSTEM_BUS, UnitWatch};
 use crate::wait::{Watched, within};
 use admission::{Admission, RefusalLog, Refused, Slot};
 use foreign::Pool;
@@ -82,15 +82,12 @@ pub struct Options {
     #[argh(option, default = "SUPERVISOR_UNIT_DEFAULT.to_owned()", arg_name = "unit")]
     unit: String,
     /// for tests: D-Bus address (default the system bus)
-    #[argh(option, default = "BUS_ADDRESS.to_owned()", arg_name = "address")]
+    #[argh(option, default = "SYSTEM_BUS.to_owned()", arg_name = "address")]
     bus: String,
     /// for tests: pid that must own the service manager's name (default 1)
     #[argh(option, default = "1", arg_name = "pid")]
     manager_pid: u32,
 }
-
-/// The system bus. The environment has no say in where a root service looks for it.
-const BUS_ADDRESS: &str = "unix:path=/run/dbus/system_bus_socket";
 
 impl Options {
     /// The server unit's control group.

@@ -7,9 +7,11 @@
 //! later.
 
 mod link;
+pub mod policy;
+mod shown;
 pub mod unit;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
@@ -26,6 +28,8 @@ use unit::{Description, UnitName, object_path};
 
 const MANAGER_INTERFACE: &str = "org.freedesktop.systemd1.Manager";
 const MANAGER_PATH: &str = "/org/freedesktop/systemd1";
+/// The system bus. The environment has no say in where a program of root's looks for it.
+pub const SYSTEM_BUS: &str = "unix:path=/run/dbus/system_bus_socket";
 
 /// A call that did not give what it is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -266,6 +270,21 @@ impl Manager {
         let path = object_path(name);
         let all = self.call(&path, "org.freedesktop.DBus.Properties", "GetAll", &("",)).await?;
         UnitState::from_properties(all).ok_or(CallError::Malformed { method: "GetAll" })
+    }
+
+    /// Every property of a unit by its D-Bus name, as words (`shown`). For comparing and showing, not for deciding.
+    pub async fn properties(&self, name: &str) -> Result<BTreeMap<String, Vec<String>>, CallError> {
+        let path = object_path(name);
+        let all: HashMap<String, OwnedValue> =
+            self.call(&path, "org.freedesktop.DBus.Properties", "GetAll", &("",)).await?;
+        Ok(all.into_iter().map(|(name, value)| (name, shown::words(&value))).collect())
+    }
+
+    /// The manager's version, as it says it.
+    pub async fn version(&self) -> Result<String, CallError> {
+        let body = (MANAGER_INTERFACE, "Version");
+        let value: OwnedValue = self.call(MANAGER_PATH, "org.freedesktop.DBus.Properties", "Get", &body).await?;
+        Ok(shown::words(&value).concat())
     }
 
     /// The unit a process belongs to: the very process of the pidfd where the manager can say so, else whoever has

@@ -24,6 +24,11 @@ pub struct Abi(Option<u32>);
 const SCOPES_ABI: u32 = 6;
 
 impl Abi {
+    /// The one of another kernel, so that a test can have an older kernel's domain on a newer one.
+    pub const fn new(version: Option<u32>) -> Self {
+        Self(version)
+    }
+
     /// What the running kernel has, as far as the landlock crate knows it.
     pub fn of_this_kernel() -> Result<Self, Error> {
         // Without a flag to set, `apply` makes no Landlock call that restricts: it is the crate's only way to ask.

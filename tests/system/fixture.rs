@@ -176,6 +176,14 @@ impl Fixture {
         self.root("systemctl show --property=MainPID --value opencode-pty-supervisor.service")
     }
 
+    /// Whether the last session was held by scopes (Landlock ABI 6).
+    pub fn has_scopes(&self) -> bool {
+        let journal = self
+            .root("journalctl --no-pager -o cat -u opencode-pty-supervisor.service | grep 'started for' | tail -n 1");
+        assert!(journal.contains("landlock="), "{journal}");
+        journal.contains("scope=signal,abstract")
+    }
+
     /// How many descriptors the supervisor has open.
     pub fn supervisor_descriptors(&self) -> usize {
         self.root(&format!("ls /proc/{}/fd | wc -l", self.supervisor_pid())).trim().parse().unwrap()

@@ -7,6 +7,7 @@
 
 mod admission;
 mod arguments;
+mod attacks;
 mod bytes;
 mod cases;
 mod directory;

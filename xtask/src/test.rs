@@ -26,6 +26,7 @@ Usage: cargo xtask test [--only STAGE,STAGE…]
   hosts     the test hosts themselves: apart from each other, and gone when they should be
   trixie    tests/system on a host with systemd 257
   bookworm  tests/system on a host with systemd 252
+  backports attacks and threats of tests/system on a host with systemd 254
   soak      cargo xtask soak for two minutes
   demo      cargo xtask demo, with a command and as a tour
 
@@ -42,6 +43,9 @@ const ORDINARY_USER: &str = "65534";
 /// How many lines of a failed stage's log are shown.
 const LINES_SHOWN: usize = 60;
 
+/// The tests of tests/system that are about threats: the modules, and those that have a row's number in their name.
+const THREATS: [&str; 5] = ["attacks::", "threats::", "::t0", "::t1", "::t2"];
+
 type Run = fn(&Context) -> Ran;
 
 /// The stages in their order; those of one row run at the same time.
@@ -52,7 +56,11 @@ const STAGES: [&[(&str, Run)]; 9] = [
     &[("it", it)],
     &[("readiness", readiness)],
     &[("hosts", hosts)],
-    &[("trixie", |context| system(context, Suite::Trixie)), ("bookworm", |context| system(context, Suite::Bookworm))],
+    &[
+        ("trixie", |context| system(context, Suite::Trixie, &[])),
+        ("bookworm", |context| system(context, Suite::Bookworm, &[])),
+    ],
+    &[("backports", |context| system(context, Suite::Backports, &THREATS))],
     &[("soak", soak)],
     &[("demo", demo)],
 ];
@@ -249,14 +257,15 @@ fn hosts(context: &Context) -> Ran {
     run::logged(&mut command, &context.log("hosts")).with_tests()
 }
 
-fn system(context: &Context, suite: Suite) -> Ran {
-    match on_a_host(context, suite) {
+/// The system tests whose name has one of these words, or all of them.
+fn system(context: &Context, suite: Suite, filter: &[&str]) -> Ran {
+    match on_a_host(context, suite, filter) {
         Ok(ran) => ran.with_tests(),
         Err(fault) => Ran::fault(fault),
     }
 }
 
-fn on_a_host(context: &Context, suite: Suite) -> Result<Ran, String> {
+fn on_a_host(context: &Context, suite: Suite, filter: &[&str]) -> Result<Ran, String> {
     let built = context.built()?;
     let name = format!("test-{suite}-{}", std::process::id());
     let text = |error: host::Error| error.to_string();
@@ -268,7 +277,7 @@ fn on_a_host(context: &Context, suite: Suite) -> Result<Ran, String> {
     let ran = match prepared {
         Ok(()) => {
             let mut command = Command::new(&built.tests);
-            command.arg("--test-threads=1").env(HOST, host.name());
+            command.arg("--test-threads=1").args(filter).env(HOST, host.name());
             command.env("CARGO_MANIFEST_DIR", &context.root).current_dir(&context.root);
             run::logged(&mut command, &context.log(suite.name()))
         }

@@ -1,5 +1,7 @@
 //! Test support.
 
+/// Tries to get out of a session.
+pub mod attacker;
 /// A connection's receiving side under any sequence of sends, and a model of it.
 pub mod connection_model;
 /// What must hold for any bytes a decoder is given.

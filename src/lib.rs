@@ -21,6 +21,9 @@ pub mod supervisor;
 /// Whether a host is ready, and whether it holds.
 pub mod selftest;
 
+/// The running sessions, for an operator.
+pub mod list;
+
 /// The only modules that speak D-Bus.
 pub mod systemd;
 
@@ -38,6 +41,9 @@ pub mod sys;
 
 /// Values that tasks of one thread wait on; deadlines.
 pub mod wait;
+
+/// A role's words, against its options.
+pub mod options;
 
 /// Exit codes and how errors read.
 pub mod report;

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::error::Error;
+use std::fmt::Write as _;
 use std::{fmt, io};
 
 /// Exit codes, from sysexits.h where it has a word for it.
@@ -11,7 +12,7 @@ use std::{fmt, io};
 pub enum ExitStatus {
     /// What was asked for is done.
     Success = 0,
-    /// The supervisor could not start or go on serving.
+    /// It was tried, and could not be done: the supervisor could not start or go on serving, say.
     Failure = 1,
     /// Something that is needed could not be found out.
     Incomplete = 2,
@@ -100,9 +101,31 @@ pub fn quoted(text: &str) -> String {
     quoted
 }
 
+/// A JSON string (RFC 8259).
+pub fn json_string(text: &str) -> String {
+    let mut json = String::from("\"");
+    for character in text.chars() {
+        match character {
+            '"' => json.push_str("\\\""),
+            '\\' => json.push_str("\\\\"),
+            control if control < ' ' => {
+                let _ = write!(json, "\\u{:04x}", u32::from(control));
+            }
+            other => json.push(other),
+        }
+    }
+    json.push('"');
+    json
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_would_end_a_json_string_is_escaped() {
+        assert_eq!(json_string("a\"b\\c\n\0\u{1f}é"), "\"a\\\"b\\\\c\\u000a\\u0000\\u001fé\"");
+    }
 
     #[test]
     fn an_error_is_one_line_with_its_sources() {

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use crate::report::ExitStatus;
-use crate::{client, inner_exec, launcher, selftest, supervisor};
+use crate::{client, inner_exec, launcher, list, selftest, supervisor};
 
 const USAGE: &str = "\
 opencode-pty: terminal sessions, each in a systemd unit of its own
@@ -21,6 +21,7 @@ Roles:
   client       sends one start frame with one directory over an inherited socket
   launcher     runs inside a session's unit: directory, groups, isolation, then script(1)
   selftest     for operators: is this host ready, and does it hold
+  list         for operators: the running sessions
 
   help, --help       this text; `opencode-pty ROLE --help` tells a role's arguments, limits and exit codes
   --version          name and version
@@ -38,6 +39,7 @@ enum Role {
     Launcher,
     InnerExec,
     Selftest,
+    List,
     Help,
     Version,
 }
@@ -63,6 +65,7 @@ fn choose(argv: &[OsString]) -> Option<(Role, usize)> {
         b"client" => Role::Client,
         b"launcher" => Role::Launcher,
         b"selftest" => Role::Selftest,
+        b"list" => Role::List,
         b"help" | b"--help" => Role::Help,
         b"--version" => Role::Version,
         _ => return None,
@@ -92,6 +95,7 @@ async fn run(role: Role, args: &[OsString]) -> ExitStatus {
         Role::Launcher => launcher::main(args),
         Role::InnerExec => inner_exec::main(),
         Role::Selftest => Box::pin(selftest::main(args)).await,
+        Role::List => Box::pin(list::main(args)).await,
         Role::Help => {
             print!("{USAGE}");
             ExitStatus::Success
@@ -135,6 +139,7 @@ mod tests {
     fn the_list_of_subcommands_is_closed() {
         assert_eq!(chosen(&["opencode-pty", "supervisor"]), Some((Role::Supervisor, 2)));
         assert_eq!(chosen(&["opencode-pty", "selftest", "--live"]), Some((Role::Selftest, 2)));
+        assert_eq!(chosen(&["opencode-pty", "list", "--json"]), Some((Role::List, 2)));
         assert_eq!(chosen(&["opencode-pty-supervisor2", "client", "0"]), Some((Role::Client, 2)));
         for word in ["", "Supervisor", "inner-exec", "--supervisor", "supervisor ", "-h"] {
             assert_eq!(chosen(&["opencode-pty", word]), None, "'{word}'");

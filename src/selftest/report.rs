@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::checks::{Check, Stage};
-use crate::report::ExitStatus;
+use crate::report::{ExitStatus, json_string};
 
 /// How a check came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,23 +176,6 @@ pub fn line(check: &Check, finding: &Finding, colours: bool) -> String {
 /// Text without line breaks and control characters: what a check saw may be anything.
 pub fn one_line(text: &str) -> String {
     text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
-}
-
-/// A JSON string (RFC 8259).
-fn json_string(text: &str) -> String {
-    let mut json = String::from("\"");
-    for character in text.chars() {
-        match character {
-            '"' => json.push_str("\\\""),
-            '\\' => json.push_str("\\\\"),
-            control if control < ' ' => {
-                let _ = write!(json, "\\u{:04x}", u32::from(control));
-            }
-            other => json.push(other),
-        }
-    }
-    json.push('"');
-    json
 }
 
 #[cfg(test)]

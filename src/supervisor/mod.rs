@@ -40,6 +40,7 @@ use crate::limits::{
     SESSIONS_MAX_CEILING, SESSIONS_MAX_DEFAULT, SLICE_DEFAULT, SOCKET_PATH, STOP_TIME, STOP_TIME_WITHOUT_BUS,
     STUCK_RETRY_PAUSE, SUPERVISOR_UNIT_DEFAULT,
 };
+use crate::options;
 use crate::report::{Chain, Doing, ExitStatus, SystemError, print_error};
 use crate::sys::peer::Credentials;
 use crate::sys::{message, peer as peer_socket, socket};
@@ -188,21 +189,9 @@ impl From<SystemError> for Error {
 
 /// Runs the role.
 pub async fn main(args: &[OsString]) -> ExitStatus {
-    let args: Option<Vec<&str>> = args.iter().map(|arg| arg.to_str()).collect();
-    let Some(args) = args else {
-        eprintln!("opencode-pty supervisor: an argument is not UTF-8");
-        return ExitStatus::Usage;
-    };
-    let options = match Options::from_args(&["opencode-pty-supervisor"], &args) {
+    let options = match options::parse("opencode-pty-supervisor", "supervisor", args) {
         Ok(options) => options,
-        Err(early) if early.status.is_ok() => {
-            println!("{}", early.output);
-            return ExitStatus::Success;
-        }
-        Err(early) => {
-            eprintln!("opencode-pty supervisor: {}", early.output.trim_end());
-            return ExitStatus::Usage;
-        }
+        Err(status) => return status,
     };
     match serve(options).await {
         Ok(()) => ExitStatus::Success,

@@ -11,17 +11,9 @@ use crate::systemd::{CallError, Manager};
 /// Ends every orphan. Gives the names of those that can't be ended now.
 pub async fn clean_up(manager: &Manager, options: &Options) -> Result<Vec<UnitName>, CallError> {
     let mut stuck = Vec::new();
-    for (name, listed) in manager.list_sessions().await? {
-        let state = match manager.read(name.as_str()).await {
-            Ok(state) => state,
-            Err(CallError::NoSuchUnit) => continue,
-            Err(error) => return Err(error),
-        };
-        if state.load != "loaded" || state.binds_to != [options.unit.as_str()] {
-            continue;
-        }
+    for (name, state, _) in manager.sessions_of(&options.unit).await? {
         let unit = [(Field::Unit, &name as _)];
-        let message = format!("{name}: {} since an earlier supervisor; stopping it", listed.active);
+        let message = format!("{name}: {} since an earlier supervisor; stopping it", state.active);
         journal::record(Event::LeftoverFound, &unit, &message);
         if let Err(error) = stop_leftover(manager, &name).await {
             journal::record(Event::LeftoverStuck, &unit, &error.to_string());

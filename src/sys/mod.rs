@@ -2,6 +2,7 @@
 //!
 //! `unsafe` is allowed at the top of two files here, `peer` and `inherited`, and nowhere else in the program.
 
+pub mod clock;
 pub mod directory;
 pub mod hangup;
 pub mod inherited;

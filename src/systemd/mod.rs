@@ -133,6 +133,31 @@ pub struct UnitState {
     pub active_exit_usec: u64,
 }
 
+/// What the manager accounts for a unit. `None` where it does not, which it tells as the largest number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// `TasksCurrent`.
+    pub tasks: Option<u64>,
+    /// `MemoryCurrent`.
+    pub memory_bytes: Option<u64>,
+    /// `CPUUsageNSec`.
+    pub cpu_nsec: Option<u64>,
+    /// `RuntimeMaxUSec`.
+    pub runtime_max_usec: Option<u64>,
+}
+
+impl Usage {
+    fn from_properties(all: &HashMap<String, OwnedValue>) -> Self {
+        let number = |name: &str| u64::try_from(all.get(name)?).ok().filter(|number| *number != u64::MAX);
+        Self {
+            tasks: number("TasksCurrent"),
+            memory_bytes: number("MemoryCurrent"),
+            cpu_nsec: number("CPUUsageNSec"),
+            runtime_max_usec: number("RuntimeMaxUSec"),
+        }
+    }
+}
+
 impl UnitState {
     fn from_properties(mut all: HashMap<String, OwnedValue>) -> Option<Self> {
         fn take<T: TryFrom<OwnedValue>>(all: &mut HashMap<String, OwnedValue>, name: &str) -> Option<T> {
@@ -210,17 +235,6 @@ impl UnitWatch {
     }
 }
 
-/// A unit found by name pattern.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
-    /// Its name.
-    pub name: String,
-    /// Its `ActiveState`.
-    pub active: String,
-    /// Number of the queued job, or 0.
-    pub job: u32,
-}
-
 /// One entry of `ListUnitsByPatterns`: name, description, load, active, sub, followed, path, job, its type, its path.
 type ListedReply = (String, String, String, String, String, String, OwnedObjectPath, u32, String, OwnedObjectPath);
 
@@ -267,16 +281,13 @@ impl Manager {
 
     /// Reads a unit. One that does not exist is [`CallError::NoSuchUnit`] or has a `load` of `not-found`.
     pub async fn read(&self, name: &str) -> Result<UnitState, CallError> {
-        let path = object_path(name);
-        let all = self.call(&path, "org.freedesktop.DBus.Properties", "GetAll", &("",)).await?;
+        let all = self.get_all(&object_path(name)).await?;
         UnitState::from_properties(all).ok_or(CallError::Malformed { method: "GetAll" })
     }
 
     /// Every property of a unit by its D-Bus name, as words (`shown`). For comparing and showing, not for deciding.
     pub async fn properties(&self, name: &str) -> Result<BTreeMap<String, Vec<String>>, CallError> {
-        let path = object_path(name);
-        let all: HashMap<String, OwnedValue> =
-            self.call(&path, "org.freedesktop.DBus.Properties", "GetAll", &("",)).await?;
+        let all = self.get_all(&object_path(name)).await?;
         Ok(all.into_iter().map(|(name, value)| (name, shown::words(&value))).collect())
     }
 
@@ -285,6 +296,10 @@ impl Manager {
         let body = (MANAGER_INTERFACE, "Version");
         let value: OwnedValue = self.call(MANAGER_PATH, "org.freedesktop.DBus.Properties", "Get", &body).await?;
         Ok(shown::words(&value).concat())
+    }
+
+    async fn get_all(&self, path: &str) -> Result<HashMap<String, OwnedValue>, CallError> {
+        self.call(path, "org.freedesktop.DBus.Properties", "GetAll", &("",)).await
     }
 
     /// The unit a process belongs to: the very process of the pidfd where the manager can say so, else whoever has
@@ -296,7 +311,7 @@ impl Manager {
             Ok((_, unit, invocation)) => Ok(Membership { unit, invocation: Some(invocation) }),
             Err(CallError::UnknownMethod) => {
                 let path: OwnedObjectPath = self.manager("GetUnitByPID", &(pid,)).await?;
-                let all = self.call(path.as_str(), "org.freedesktop.DBus.Properties", "GetAll", &("",)).await?;
+                let all = self.get_all(path.as_str()).await?;
                 let state = UnitState::from_properties(all).ok_or(CallError::Malformed { method: "GetAll" })?;
                 Ok(Membership { unit: state.id, invocation: None })
             }
@@ -336,15 +351,26 @@ impl Manager {
         self.manager("UnrefUnit", &(name,)).await
     }
 
-    /// Every unit, in any state, that has the name of a session.
-    pub async fn list_sessions(&self) -> Result<Vec<(UnitName, Listed)>, CallError> {
+    /// The sessions of the supervisor that runs as `unit`, in any state: loaded units with the name of a session and
+    /// exactly one `BindsTo`, that unit.
+    pub async fn sessions_of(&self, unit: &str) -> Result<Vec<(UnitName, UnitState, Usage)>, CallError> {
         let states: &[&str] = &[];
         let found: Vec<ListedReply> =
             self.manager("ListUnitsByPatterns", &(states, ["opencode-pty-*.service"].as_slice())).await?;
-        let sessions = found.into_iter().filter_map(|(name, _, _, active, _, _, _, job, _, _)| {
-            Some((UnitName::parse(&name)?, Listed { name, active, job }))
-        });
-        Ok(sessions.collect())
+        let mut sessions = Vec::new();
+        for name in found.iter().filter_map(|(name, ..)| UnitName::parse(name)) {
+            let all = match self.get_all(&object_path(name.as_str())).await {
+                Ok(all) => all,
+                Err(CallError::NoSuchUnit) => continue,
+                Err(error) => return Err(error),
+            };
+            let usage = Usage::from_properties(&all);
+            let state = UnitState::from_properties(all).ok_or(CallError::Malformed { method: "GetAll" })?;
+            if state.load == "loaded" && state.binds_to == [unit] {
+                sessions.push((name, state, usage));
+            }
+        }
+        Ok(sessions)
     }
 
     async fn manager<B, R>(&self, method: &'static str, body: &B) -> Result<R, CallError>

@@ -19,6 +19,7 @@ mod frames;
 mod hanging;
 mod hardening;
 mod journal;
+mod list;
 mod output;
 mod outside;
 mod readiness;

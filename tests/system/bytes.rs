@@ -398,8 +398,9 @@ fn an_idle_supervisor_with_sixteen_sessions_sleeps() {
     );
     assert_eq!(before.len(), after.len(), "threads came or went: {before:?}, {after:?}");
     let woken: Vec<u64> = before.iter().zip(&after).map(|((_, before), (_, after))| after - before).collect();
-    // The watchdog is fed every 30 seconds, by the first thread: once within this time, or not at all.
-    assert!(woken[0] <= 1 && woken[1..].iter().all(|count| *count == 0), "{before:?}, {after:?}");
+    // The watchdog is fed every 30 seconds: once within this time, or not at all. The reactor's thread may be the one that
+    // waits for that moment, and wakes the first.
+    assert!(woken.iter().all(|count| *count <= 1) && woken.iter().sum::<u64>() <= 2, "{before:?}, {after:?}");
     // And nothing spins without sleeping, neither here nor in the sessions.
     assert!(busy + sessions_busy < time / 200, "{busy:?} of the supervisor, {sessions_busy:?} of the sessions");
     for session in &sessions {

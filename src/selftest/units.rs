@@ -227,6 +227,10 @@ fn difference(loaded: &Properties, wanted: &Wanted) -> Option<String> {
         // A manager that has no such property shows nothing to compare; the oldest that we support has all of them.
         Wanted::Is(name, wanted) => {
             let found = loaded.get(*name)?.join(" ");
+            // What was loaded is known from the first start on; until then the manager shows no limit.
+            if *name == "WatchdogUSec" && found == u64::MAX.to_string() && value(loaded, "ActiveState") == "inactive" {
+                return None;
+            }
             (found != *wanted).then(|| format!("{name} is {}, should be {}", quoted(&found), quoted(wanted)))
         }
         Wanted::Has(name, wanted) => told(name, wanted),
@@ -393,5 +397,21 @@ mod tests {
             told("[Service]\nExecStart=/a", "ExecStart", &["/a /a --launcher /b no 0"]),
             ["ExecStart is '/a /a --launcher /b no 0', should be '/a /a no'"]
         );
+    }
+
+    /// `selftest` on a host where everything was installed and nothing had been started failed over the watchdog: a
+    /// manager shows `WatchdogUSec=infinity` until the unit's first start, whatever its file says.
+    #[test]
+    fn a_unit_that_was_never_started_does_not_differ_by_its_watchdog() {
+        let loaded = |state: &str, time: &str| {
+            let entries = [("ActiveState", state), ("WatchdogUSec", time)];
+            Properties::from(entries.map(|(name, word)| (name.to_owned(), vec![word.to_owned()])))
+        };
+        let told = |state: &str, time: &str| compare("[Service]\nWatchdogSec=60", &loaded(state, time), &[]);
+        let infinity = u64::MAX.to_string();
+        assert_eq!(told("inactive", &infinity), [""; 0]);
+        assert_eq!(told("active", "60000000"), [""; 0]);
+        assert_eq!(told("active", &infinity).len(), 1);
+        assert_eq!(told("inactive", "0").len(), 1);
     }
 }

@@ -3,6 +3,7 @@
 mod args;
 mod check;
 mod demo;
+mod dist;
 mod fuzz;
 mod host;
 mod soak;
@@ -16,8 +17,10 @@ Usage: cargo xtask COMMAND
   demo   one session from end to end, in this terminal
   test   everything that shows whether the tree works
   check  format, lints, layers, documents
+  dist   what an operator installs: two equal builds, units, verifier, manifest
   fuzz   every fuzz target for a while: nightly Rust and cargo-fuzz
   host   throw-away hosts with the product installed: up, shell, down
+  source-hash  the hash that names the content of HEAD
   soak   sessions of every kind for a long time, and what is left of them
 
 Each command explains itself with --help. Exit codes: 0 done, 1 failed, 64 wrong usage.
@@ -49,8 +52,10 @@ fn main() -> ExitCode {
     let done = match command {
         "check" => check::main(rest),
         "demo" => demo::main(rest),
+        "dist" => dist::main(rest),
         "fuzz" => fuzz::main(rest),
         "host" => host::main(rest),
+        "source-hash" => dist::source_hash(rest),
         "soak" => soak::main(rest),
         "test" => test::main(rest),
         "help" | "--help" | "-h" => {

@@ -13,6 +13,8 @@ pub mod fake_manager;
 pub mod flood;
 pub mod host;
 pub mod markdown;
+/// Commands out of documents.
+pub mod page;
 /// A test's side of the protocol.
 pub mod peer;
 /// Random numbers that are the same on every run.

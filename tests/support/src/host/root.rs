@@ -23,7 +23,7 @@ const BUILD: &str = include_str!("build-root.sh");
 const SETTINGS: &str = include_str!("settings.sh");
 
 /// Each program that a host or a test needs on the machine, and the Debian package that has it.
-const TOOLS: [(&str, &str); 9] = [
+const TOOLS: [(&str, &str); 10] = [
     ("systemd-nspawn", "systemd-container"),
     ("mmdebstrap", "mmdebstrap"),
     ("unshare", "util-linux"),
@@ -33,6 +33,7 @@ const TOOLS: [(&str, &str); 9] = [
     ("flock", "util-linux"),
     ("dbus-daemon", "dbus-daemon"),
     ("busybox", "busybox"),
+    ("git", "git"),
 ];
 
 /// After this long without a word from the build, the time that has passed is shown.

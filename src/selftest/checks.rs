@@ -33,13 +33,15 @@ impl Stage {
 pub enum How {
     /// By looking.
     Look(fn(&Context) -> Finding),
+    /// By the private supervisor of `--live`.
+    Live,
 }
 
 /// One check.
 pub struct Check {
     /// Its stable name.
     pub name: &'static str,
-    /// `host` or `installed`.
+    /// `host`, `installed` or `live`.
     pub group: &'static str,
     /// When it makes sense to look.
     pub stage: Stage,
@@ -52,7 +54,7 @@ pub struct Check {
 }
 
 /// The groups that `--only` takes beside names.
-pub const GROUPS: [&str; 2] = ["host", "installed"];
+pub const GROUPS: [&str; 3] = ["host", "installed", "live"];
 
 const fn host(
     name: &'static str,
@@ -71,6 +73,10 @@ const fn installed(
     what: &'static str,
 ) -> Check {
     Check { name, group: "installed", stage, acceptance, what, how: How::Look(look) }
+}
+
+const fn live(name: &'static str, acceptance: &'static [u8], what: &'static str) -> Check {
+    Check { name, group: "live", stage: Stage::Vm, acceptance, what, how: How::Live }
 }
 
 /// All of them, in the order in which they are made.
@@ -145,6 +151,36 @@ pub const CHECKS: &[Check] = &[
         environment::files,
         "owner and mode of the server's EnvironmentFiles",
     ),
+    live("live-hardening", &[3, 7], "the private supervisor runs with the hardening that ships"),
+    live("live-unit", &[7], "a session is one correctly named unit with the required properties"),
+    live("live-client", &[5], "the client helper sends the one start frame"),
+    live("live-terminal", &[10], "a real terminal of 80 x 24, both outputs in order"),
+    live("live-arguments", &[10], "argument boundaries are kept, bytes unchanged"),
+    live("live-exit-codes", &[10], "exit codes, and signals as 128+n"),
+    live("live-environment", &[7], "exactly seven variables"),
+    live("live-privileges", &[7], "the account without supplementary groups, capabilities or new privileges"),
+    live("live-workspace", &[8], "the workspace can be read and written"),
+    live("live-network", &[8], "IPv4 and IPv6"),
+    live("live-masks", &[8], "daemons' sockets are hidden: directly, through .. and through /proc/PID/root"),
+    live("live-trace", &[8], "the server cannot be traced or read"),
+    live("live-signal", &[8], "the server cannot be signalled (Landlock ABI 6)"),
+    live("live-rlimits", &[8], "limits of the server cannot be set"),
+    live("live-abstract", &[8], "abstract sockets outside are shut (Landlock ABI 6)"),
+    live(
+        "live-callers",
+        &[4, 6],
+        "another process of the account, a child of the server, root, another user: not served",
+    ),
+    live("live-frames", &[9], "bad frames and descriptors are refused with the right code"),
+    live("live-sessions-max", &[11], "16 sessions, a refused 17th, and a place again afterwards"),
+    live("live-stop", &[11, 12], "a stop is recorded, and the cgroup is gone"),
+    live("live-escapes", &[11, 12], "setsid, double fork, HUP- and TERM-immune processes end with their session"),
+    live("live-disconnect", &[11, 12], "a disconnect ends the whole unit"),
+    live("live-expiry", &[11, 12], "a session ends at its runtime"),
+    live("live-flood", &[11, 13], "a flood of output arrives whole"),
+    live("live-slow-reader", &[11, 13], "a client that does not read stops its terminal and nobody else"),
+    live("live-supervisor-killed", &[12], "sessions end with a supervisor that is killed"),
+    live("live-clean", &[12], "no unit, file, socket or process of these checks is left"),
 ];
 
 /// The check with this name.
@@ -183,7 +219,7 @@ mod tests {
     fn names_and_groups_choose_in_the_order_of_the_list_and_a_stranger_is_named() {
         let names = |words: &str| choose(words).map(|checks| checks.iter().map(|check| check.name).collect::<Vec<_>>());
         assert_eq!(names("shell,kernel"), Ok(vec!["kernel", "shell"]));
-        assert_eq!(names("host").unwrap().len(), CHECKS.iter().filter(|check| check.group == "host").count());
+        assert_eq!(names("live").unwrap().len(), CHECKS.iter().filter(|check| check.group == "live").count());
         for words in ["", "kernel,", "Kernel", "kernel,nothing"] {
             assert!(names(words).is_err(), "'{words}'");
         }

@@ -21,7 +21,7 @@ const KERNEL_MIN: (u32, u32) = (6, 5);
 /// The oldest systemd this program is tested on.
 const SYSTEMD_MIN: u32 = 252;
 /// The first Landlock ABI with scopes (Linux 6.12).
-const SCOPES_ABI: i32 = 6;
+pub const SCOPES_ABI: i32 = 6;
 
 /// The two numbers that a version begins with.
 fn version(text: &str) -> Option<(u32, u32)> {
@@ -173,25 +173,29 @@ pub fn shell(_: &Context) -> Finding {
     }
 }
 
-pub fn landlock(_: &Context) -> Finding {
+/// The Landlock ABI that processes of this host have, or none.
+pub fn landlock_abi() -> Result<Option<i32>, String> {
     // Without a flag to set, `apply` restricts nothing: it is the crate's only way to ask.
-    let status = match RestrictSelf::default().no_new_privs(false).apply() {
-        Ok(status) => status.landlock,
-        Err(error) => return Finding::failed(format!("the kernel says: {error}"), "let processes use Landlock"),
-    };
-    match status {
-        LandlockStatus::Available { effective_abi, .. } if effective_abi as i32 >= SCOPES_ABI => {
-            Finding::passed(format!(
-                "ABI {}: sessions cannot trace, read, signal or reach by abstract sockets what is outside",
-                effective_abi as i32
-            ))
-        }
-        LandlockStatus::Available { effective_abi, .. } => Finding::passed(format!(
-            "ABI {}: sessions cannot trace or read what is outside. NOT held below ABI {SCOPES_ABI}: signals to the \
-             account's processes (see 'inspector'), and abstract sockets",
-            effective_abi as i32
+    match RestrictSelf::default().no_new_privs(false).apply() {
+        Ok(status) => Ok(match status.landlock {
+            LandlockStatus::Available { effective_abi, .. } => Some(effective_abi as i32),
+            LandlockStatus::NotEnabled | LandlockStatus::NotImplemented => None,
+        }),
+        Err(error) => Err(format!("the kernel says: {error}")),
+    }
+}
+
+pub fn landlock(_: &Context) -> Finding {
+    match landlock_abi() {
+        Err(why) => Finding::failed(why, "let processes use Landlock"),
+        Ok(Some(abi)) if abi >= SCOPES_ABI => Finding::passed(format!(
+            "ABI {abi}: sessions cannot trace, read, signal or reach by abstract sockets what is outside"
         )),
-        LandlockStatus::NotEnabled | LandlockStatus::NotImplemented => Finding::failed(
+        Ok(Some(abi)) => Finding::passed(format!(
+            "ABI {abi}: sessions cannot trace or read what is outside. NOT held below ABI {SCOPES_ABI}: signals to the \
+             account's processes (see 'inspector'), and abstract sockets"
+        )),
+        Ok(None) => Finding::failed(
             "no Landlock: a session can read the server's environment, memory and descriptors, and signal it",
             "enable it in the kernel (CONFIG_SECURITY_LANDLOCK, lsm=landlock,...), and let no filter take it away",
         ),

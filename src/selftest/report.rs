@@ -32,6 +32,11 @@ impl Status {
         }
     }
 
+    /// The status with this word.
+    pub fn from_word(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|status| status.word() == word)
+    }
+
     fn colour(self) -> &'static str {
         match self {
             Self::Passed => "\u{1b}[32m",

@@ -38,11 +38,29 @@ pub fn section<'a>(unit: &'a str, section: &str) -> Vec<Line<'a>> {
     lines
 }
 
-/// The shipped unit for this account: the one knob it has.
+/// The account the shipped units are for.
+const SHIPPED_FOR: &str = "byk";
+
+/// The shipped unit for this account: the one knob it has, turned as `cargo xtask dist --account` does.
 pub fn rendered(unit: &str, account: &Account) -> String {
-    unit.replace("/home/byk", account.home())
-        .replace("=byk", &format!("={}", account.name()))
-        .replace("/run/user/1000", &format!("/run/user/{}", account.uid()))
+    let (name, home, uid) = (account.name(), account.home(), account.uid());
+    if name == SHIPPED_FOR && uid == 1000 && home == "/home/byk" {
+        return unit.to_owned();
+    }
+    let is_protected = ["/home/", "/root/", "/run/user/"].iter().any(|place| home.starts_with(place));
+    let lines = unit.lines().map(|line| {
+        let line = match line.split_once('=') {
+            Some((key @ ("User" | "Group"), SHIPPED_FOR)) => format!("{key}={name}"),
+            Some(("ExecStart", command)) if command.ends_with("/opencode-pty-supervisor") && name != SHIPPED_FOR => {
+                format!("{line} --account {name}")
+            }
+            // `ProtectHome=` hides the usual places alone.
+            Some(("InaccessiblePaths", _)) if !is_protected => format!("{line} -{home}"),
+            _ => line.to_owned(),
+        };
+        line.replace("/run/user/1000", &format!("/run/user/{uid}")).replace("/home/byk", home) + "\n"
+    });
+    lines.collect()
 }
 
 /// What a line must look like as a property.
@@ -143,11 +161,16 @@ fn wanted(line: Line<'_>) -> Result<Wanted, String> {
         "EnvironmentFile" => Wanted::Has("EnvironmentFiles", vec![format!("{value} no")]),
         "Requires" => Wanted::Has("Requires", words()),
         "After" => Wanted::Has("After", words()),
-        "ExecStart" => Wanted::Begins("ExecStart", format!("{value} {value} no ")),
-        "ExecCondition" => Wanted::Begins("ExecCondition", format!("{value} {value} no ")),
+        "ExecStart" => Wanted::Begins("ExecStart", command(value)),
+        "ExecCondition" => Wanted::Begins("ExecCondition", command(value)),
         "Description" | "Documentation" => Wanted::Nothing,
         _ => return Err(format!("{UNKNOWN} {key}=")),
     })
+}
+
+/// A command line as the manager shows it: the program, its argv, and that a failure is one.
+fn command(line: &str) -> String {
+    format!("{} {line} no ", line.split(' ').next().unwrap_or(line))
 }
 
 /// A value as the manager shows it.
@@ -249,7 +272,7 @@ fn difference(loaded: &Properties, wanted: &Wanted) -> Option<String> {
 }
 
 /// Compares a shipped unit with a loaded one. Lines with a key of `except` are not looked at.
-fn compare(shipped: &str, loaded: &Properties, except: &[&str]) -> Vec<String> {
+pub fn compare(shipped: &str, loaded: &Properties, except: &[&str]) -> Vec<String> {
     let sections = ["Unit", "Service", "Slice"];
     let lines = sections.into_iter().flat_map(|name| section(shipped, name));
     // A line that says something again without a value before it adds to the list: those are looked for one by one.
@@ -271,11 +294,14 @@ fn check(context: &Context, name: &str, shipped: &str, loaded: Result<&Propertie
         Ok(loaded) => loaded,
         Err(why) => return Finding::not_run(why, "see the check 'manager'"),
     };
-    if !is_loaded(loaded) {
+    // A slice that nobody installed is always loaded, from nothing.
+    if !is_loaded(loaded) || value(loaded, "FragmentPath").is_empty() {
         return match value(loaded, "LoadState") {
-            "not-found" | "" if !anything_installed(context) => Finding::skipped(format!("there is no {name}")),
+            "not-found" | "loaded" | "" if !anything_installed(context) => {
+                Finding::skipped(format!("there is no {name}"))
+            }
             state => Finding::failed(
-                format!("{name} is {}", if state.is_empty() { "not there" } else { state }),
+                format!("{name} is {}", if matches!(state, "loaded" | "") { "not installed" } else { state }),
                 "install the unit, then systemctl daemon-reload",
             ),
         };
@@ -378,6 +404,21 @@ mod tests {
         {
             assert!(wanted(Line { key, value }).is_err(), "{key}={value}");
         }
+    }
+
+    #[test]
+    fn another_accounts_units_say_its_name_its_uid_and_its_home() {
+        let account = crate::account::parse_line("eve:x:1001:1001::/srv/eve:/bin/sh").unwrap();
+        let supervisor = rendered(SUPERVISOR, &account);
+        let has = |line: &str| supervisor.lines().any(|known| known == line);
+        assert!(has("Group=eve") && has("User=root"), "{supervisor}");
+        assert!(has("ExecStart=/usr/local/libexec/opencode-pty-supervisor --account eve"), "{supervisor}");
+        assert!(supervisor.contains("-/run/user/1001 ") && supervisor.contains(" -/srv/eve\n"), "{supervisor}");
+        let server = rendered(SERVER, &account);
+        assert!(server.contains("User=eve\n") && server.contains("ReadWritePaths=/srv/eve\n"), "{server}");
+        assert!(!server.contains("byk") || server.matches("byk").count() == server.matches("/byk").count(), "{server}");
+        let byk = crate::account::parse_line("byk:x:1000:1000::/home/byk:/bin/sh").unwrap();
+        assert_eq!(rendered(SERVER, &byk), SERVER);
     }
 
     #[test]

@@ -11,4 +11,5 @@ pub mod peer;
 pub mod privileges;
 pub mod process;
 pub mod random;
+pub mod reach;
 pub mod socket;

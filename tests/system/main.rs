@@ -23,5 +23,6 @@ mod list;
 mod output;
 mod outside;
 mod readiness;
+mod selftest;
 mod session;
 mod threats;

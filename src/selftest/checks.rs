@@ -93,6 +93,12 @@ pub const CHECKS: &[Check] = &[
     host("account", &[4, 7], host::account, "the account and its groups"),
     host("ptrace-scope", &[8], host::ptrace_scope, "Yama's ptrace scope (threat T21 stays open whatever it says)"),
     host("masks", &[8], host::masks, "daemons that would work for the account listen where sessions see nothing"),
+    host(
+        "drop-ins",
+        &[3, 7],
+        host::drop_ins,
+        "no drop-in changes units by their names' beginning, sessions among them",
+    ),
     installed(
         "files",
         Stage::Installed,

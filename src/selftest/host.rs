@@ -243,6 +243,39 @@ pub fn ptrace_scope(_: &Context) -> Finding {
     }
 }
 
+/// Where a manager looks for drop-ins.
+const UNIT_PATHS: [&str; 7] = [
+    "/etc/systemd/system.control",
+    "/run/systemd/system.control",
+    "/run/systemd/transient",
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+];
+
+/// Sessions have random names, but drop-ins go by a name's beginning, too (systemd.unit(5)), and by type.
+pub fn drop_ins(_: &Context) -> Finding {
+    let found = |directory: &str| -> Vec<String> {
+        let files = UNIT_PATHS.iter().flat_map(|path| fs::read_dir(format!("{path}/{directory}"))).flatten().flatten();
+        let mut files: Vec<String> = files
+            .map(|file| file.path().display().to_string())
+            .filter(|path| Path::new(path).extension().is_some_and(|extension| extension == "conf"))
+            .collect();
+        files.sort();
+        files
+    };
+    let ours: Vec<String> = ["opencode-.service.d", "opencode-pty-.service.d"].into_iter().flat_map(found).collect();
+    let problems: Vec<String> = ours.iter().map(|path| format!("{path} changes sessions")).collect();
+    let all = found("service.d");
+    let reason = if all.is_empty() {
+        "none, neither by name nor for every service".to_owned()
+    } else {
+        format!("none by name; for every service, for you to judge: {}", all.join(" "))
+    };
+    Finding::from_problems(&problems, reason, "remove it, systemctl daemon-reload")
+}
+
 /// Sockets whose daemons do what they are asked for, by their file names.
 const POWERFUL: [&str; 9] = [
     "docker.sock",

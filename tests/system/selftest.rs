@@ -373,18 +373,36 @@ fn a_server_that_anybody_could_read_or_speak_for_is_red() {
 }
 
 #[test]
+fn a_host_that_takes_the_protection_from_units_is_red_where_it_is_tried() {
+    let fixture = Fixture::new();
+    // By prefix: for sessions and for the private supervisor alike.
+    let lines = "[Service]\nInaccessiblePaths=\nTemporaryFileSystem=\nBindReadOnlyPaths=\nSendSIGHUP=no";
+    let _planted = DropIn::new(&fixture, "opencode-pty-.service", lines);
+    let looked = selftest(&fixture, &[]);
+    assert_eq!(looked.with("failed"), ["drop-ins", "unit-masks"], "{}", looked.whole);
+    let only = "live-hardening,live-unit,live-masks,live-trace,live-stop,live-clean";
+    let report = selftest(&fixture, &["--live", "--only", only]);
+    assert_eq!(report.with("failed"), ["live-hardening", "live-unit", "live-masks"], "{}", report.whole);
+    assert_eq!(report.with("passed"), ["live-trace", "live-stop", "live-clean"], "{}", report.whole);
+    assert!(report.reason("live-hardening").contains("InaccessiblePaths lacks"), "{}", report.whole);
+    assert!(report.reason("live-unit").contains("SendSIGHUP is 'no', should be 'yes'"), "{}", report.whole);
+    assert!(report.reason("live-masks").contains("/run/dbus/system_bus_socket"), "{}", report.whole);
+    assert_eq!(left_of_live(&fixture), "");
+}
+
+#[test]
 fn an_interrupted_run_leaves_nothing() {
     let fixture = Fixture::new();
     // At once, in the middle of the start, and in the middle of sessions.
     for (signal, moment) in
-        [("INT", "true"), ("TERM", "*selftest*supervisor*"), ("INT", "*selftest*server*"), ("TERM", SESSION)]
+        [("TERM", "true"), ("INT", "*selftest*supervisor*"), ("INT", "*selftest*server*"), ("TERM", SESSION)]
     {
         let mut command = fixture.host.command("/bin/bash");
-        let script = format!("{PROGRAM} selftest --live --json --only live & echo $! >/run/test-selftest; wait $!");
+        let script = format!("{PROGRAM} selftest --live --json --only live & echo $! >/run/test-pid; wait $!");
         let mut run = command.args(["-c", &script]).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
-        fixture.remove_at_end("/run/test-selftest");
+        fixture.remove_at_end("/run/test-pid");
         wait_until(&format!("{moment} to be there"), SOON, || {
-            let pid = fixture.root("cat /run/test-selftest 2>/dev/null || true");
+            let pid = fixture.root("cat /run/test-pid 2>/dev/null || true");
             let there = match moment {
                 "true" => pid.clone(),
                 SESSION => {
@@ -394,7 +412,7 @@ fn an_interrupted_run_leaves_nothing() {
             };
             if there.is_empty() || pid.is_empty() { Err("nothing".to_owned()) } else { Ok(()) }
         });
-        fixture.root(&format!("kill -{signal} $(cat /run/test-selftest); : >/run/test-selftest"));
+        fixture.root(&format!("kill -{signal} $(cat /run/test-pid); : >/run/test-pid"));
         let output =
             run.wait().map(|status| (status, std::io::read_to_string(run.stdout.take().unwrap()).unwrap())).unwrap();
         let (status, said) = output;

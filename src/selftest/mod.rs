@@ -23,6 +23,7 @@ use argh::FromArgs;
 use smol::future::FutureExt as _;
 
 use crate::limits::ACCOUNT_DEFAULT;
+use crate::options;
 use crate::report::{Chain, ExitStatus};
 use crate::systemd::{BusOptions, Manager, SYSTEM_BUS};
 use checks::{CHECKS, Check, GROUPS, How};
@@ -55,26 +56,16 @@ const ATTEMPT: &str = "--attempt";
 
 /// Runs the role.
 pub async fn main(args: &[OsString]) -> ExitStatus {
-    let args: Option<Vec<&str>> = args.iter().map(|arg| arg.to_str()).collect();
-    let Some(args) = args else {
-        eprintln!("opencode-pty selftest: an argument is not UTF-8");
-        return ExitStatus::Usage;
-    };
-    match args.as_slice() {
+    // The two that only this program starts take plain words.
+    let words: Vec<&str> = args.iter().filter_map(|word| word.to_str()).collect();
+    match words.as_slice() {
         [ATTEMPT, attempt @ ..] => return attempt::main(attempt).await,
         [live::tries::AS_SERVER, words @ ..] => return live::tries::main(words).await,
         _ => {}
     }
-    let options = match Options::from_args(&["opencode-pty selftest"], &args) {
+    let options: Options = match options::parse("opencode-pty selftest", "selftest", args) {
         Ok(options) => options,
-        Err(early) if early.status.is_ok() => {
-            println!("{}", early.output);
-            return ExitStatus::Success;
-        }
-        Err(early) => {
-            eprintln!("opencode-pty selftest: {}", early.output.trim_end());
-            return ExitStatus::Usage;
-        }
+        Err(status) => return status,
     };
     if options.list_checks {
         print!("{}", if options.json { report::json_list(CHECKS) + "\n" } else { report::text_list(CHECKS) });

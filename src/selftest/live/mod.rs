@@ -313,11 +313,8 @@ impl<'a> Stand<'a> {
         for unit in [&self.server, &self.supervisor] {
             stop_and_wait(manager, unit).await;
         }
-        let sessions = manager.list_sessions().await.unwrap_or_default();
-        for (name, _) in &sessions {
-            if manager.read(name.as_str()).await.is_ok_and(|unit| unit.binds_to.contains(&self.supervisor)) {
-                stop_and_wait(manager, name.as_str()).await;
-            }
+        for (name, ..) in manager.sessions_of(&self.supervisor).await.unwrap_or_default() {
+            stop_and_wait(manager, name.as_str()).await;
         }
         stop_and_wait(manager, &self.slice).await;
         let mut left = Vec::new();

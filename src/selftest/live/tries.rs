@@ -293,17 +293,12 @@ async fn unit(stage: &Stage) -> Result<Finding, String> {
         return Err(format!("the unit is called {}", quoted(&unit)));
     }
     let found = stage.manager.properties(&unit).await.map_err(|error| Chain(&error).to_string())?;
-    let sessions = stage.manager.list_sessions().await.map_err(|error| Chain(&error).to_string())?;
-    let mut ours = 0;
-    for (name, _) in &sessions {
-        let read = stage.manager.read(name.as_str()).await;
-        ours += usize::from(read.is_ok_and(|state| state.binds_to.contains(&stage.supervisor)));
-    }
+    let sessions = stage.manager.sessions_of(&stage.supervisor).await.map_err(|error| Chain(&error).to_string())?;
     let problems = judge_unit(stage, &found);
     drop(session);
     stage.nothing_left(&unit)?;
-    if ours != 1 {
-        return Err(format!("one session has {ours} units"));
+    if sessions.len() != 1 {
+        return Err(format!("one session has {} units", sessions.len()));
     }
     Ok(Finding::from_problems(&problems, format!("{unit} has what it must have"), "run the supervisor of this version"))
 }

@@ -6,14 +6,14 @@
 mod admission;
 mod buffers;
 mod connection;
-/// Reachable, as `inbound` is, for the fuzz target and the tests that drive a connection's receiving side.
+/// Reachable, as `inbound` and `relay` are, for the fuzz target, the tests and the measurements that drive them alone.
 pub mod foreign;
 mod hangups;
 pub mod inbound;
 mod notify;
 mod orphans;
 mod peer;
-mod relay;
+pub mod relay;
 mod server;
 mod session;
 

@@ -1,6 +1,7 @@
 //! The project's own commands. `cargo xtask` without arguments lists them.
 
 mod args;
+mod bench;
 mod check;
 mod demo;
 mod dist;
@@ -14,6 +15,7 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 Usage: cargo xtask COMMAND
 
+  bench  how fast it is, beside what a user would pick instead
   demo   one session from end to end, in this terminal
   test   everything that shows whether the tree works
   check  format, lints, layers, documents
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let (command, rest) = words.split_first().map_or(("", [].as_slice()), |(command, rest)| (command.as_str(), rest));
     let done = match command {
+        "bench" => bench::main(rest),
         "check" => check::main(rest),
         "demo" => demo::main(rest),
         "dist" => dist::main(rest),

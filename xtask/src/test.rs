@@ -29,6 +29,7 @@ Usage: cargo xtask test [--only STAGE,STAGE…]
   backports attacks and threats of tests/system on a host with systemd 254
   soak      cargo xtask soak for two minutes
   demo      cargo xtask demo, with a command and as a tour
+  bench     cargo xtask bench --smoke: every figure can be measured; says nothing of time
 
 What each printed is in target/test-logs/STAGE.log, the journal of a host whose tests failed beside it. The last line counts
 the tests of all stages. Exit 0 when nothing failed and every stage ran something.
@@ -63,6 +64,7 @@ const STAGES: &[&[(&str, Run)]] = &[
     &[("backports", |context| system(context, Suite::Backports, &THREATS))],
     &[("soak", soak)],
     &[("demo", demo)],
+    &[("bench", bench)],
 ];
 
 /// What the stages share.
@@ -297,6 +299,13 @@ fn on_a_host(context: &Context, suite: Suite, filter: &[&str]) -> Result<Ran, St
 fn soak(context: &Context) -> Ran {
     match own_command(context, "soak") {
         Ok(mut command) => run::logged(command.args(["--minutes", "2"]), &context.log("soak")),
+        Err(fault) => Ran::fault(fault),
+    }
+}
+
+fn bench(context: &Context) -> Ran {
+    match own_command(context, "bench") {
+        Ok(mut command) => run::logged(command.arg("--smoke"), &context.log("bench")),
         Err(fault) => Ran::fault(fault),
     }
 }

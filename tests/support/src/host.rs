@@ -23,7 +23,7 @@ use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub use build::{build_product, build_standin, target, workspace};
+pub use build::{build_bench, build_product, build_standin, target, workspace};
 pub use error::Error;
 pub use install::{ENVIRONMENT_CANARY, PASSWORD_CANARY, WORKSPACE, install, install_standin, start};
 pub use root::install_tools;

@@ -2,6 +2,7 @@
 
 /// Tries to get out of a session.
 pub mod attacker;
+pub mod bench;
 /// A connection's receiving side under any sequence of sends, and a model of it.
 pub mod connection_model;
 /// What must hold for any bytes a decoder is given.

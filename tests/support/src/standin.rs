@@ -313,6 +313,14 @@ impl Standin {
         finished(self.ask(&request, &[])?)
     }
 
+    /// Asks for one measurement (`crate::bench`); gives its words.
+    pub fn bench(&self, words: &[&str]) -> io::Result<Vec<String>> {
+        let mut request: Vec<&[u8]> = vec![b"bench"];
+        request.extend(words.iter().map(|word| word.as_bytes()));
+        let reply = self.ask(&request, &[])?;
+        Ok(reply.words.iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect())
+    }
+
     /// What a *child* of the stand-in sees when it connects to the supervisor.
     pub fn probe_from_child(&self) -> io::Result<Probed> {
         probed(&finished(self.ask(&[b"probe"], &[])?)?)
@@ -444,11 +452,17 @@ fn carry_out(request: Message, paths: &Paths) -> io::Result<Message> {
             command.args(args.iter().map(|arg| OsStr::from_bytes(arg)));
             run(with_descriptors(&mut command, fds)?)
         }
+        ([b"bench", words @ ..], _) => {
+            let words: Result<Vec<&str>, _> = words.iter().map(|word| str::from_utf8(word)).collect();
+            let numbers = crate::bench::carry_out(paths, &words.map_err(io::Error::other)?)?;
+            Ok(Message { words: numbers.into_iter().map(String::into_bytes).collect(), fds: vec![] })
+        }
         _ => Err(io::Error::other("unknown request")),
     }
 }
 
-fn connect(paths: &Paths) -> io::Result<OwnedFd> {
+/// Connects to the supervisor.
+pub(crate) fn connect(paths: &Paths) -> io::Result<OwnedFd> {
     let stream = UnixStream::connect(&paths.supervisor)
         .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", paths.supervisor.display())))?;
     Ok(stream.into())
@@ -458,6 +472,11 @@ fn open(path: &[u8], flags: OFlags) -> io::Result<OwnedFd> {
     let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     rustix::fs::open(path, flags, Mode::empty())
         .map_err(|errno| io::Error::new(io::Error::from(errno).kind(), format!("{}: {errno}", path.escape_ascii())))
+}
+
+/// Opens a directory as a client does.
+pub(crate) fn open_directory(path: &str) -> io::Result<OwnedFd> {
+    open(path.as_bytes(), OFlags::RDONLY | OFlags::DIRECTORY)
 }
 
 fn start(paths: &Paths, dir: OwnedFd, runtime: &[u8], words: &[&[u8]]) -> io::Result<Message> {
@@ -473,7 +492,7 @@ fn start(paths: &Paths, dir: OwnedFd, runtime: &[u8], words: &[&[u8]]) -> io::Re
 }
 
 /// Places these descriptors at 3, 4, …; everything else the stand-in has is close-on-exec.
-fn with_descriptors(command: &mut Command, fds: Vec<OwnedFd>) -> io::Result<&mut Command> {
+pub(crate) fn with_descriptors(command: &mut Command, fds: Vec<OwnedFd>) -> io::Result<&mut Command> {
     let mappings = (3..).zip(fds).map(|(child_fd, parent_fd)| FdMapping { parent_fd, child_fd }).collect();
     command.fd_mappings(mappings).map_err(io::Error::other)
 }

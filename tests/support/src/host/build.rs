@@ -50,6 +50,17 @@ pub fn build_standin() -> Result<PathBuf, Error> {
     Ok(copy)
 }
 
+/// Builds what measures, optimized: the stand-in with its measurements, and the hot loops. The paths of both binaries.
+pub fn build_bench() -> Result<(PathBuf, PathBuf), Error> {
+    let target = target().join("static");
+    let mut build = cargo(&["build", "--package", "support", "--profile", "measuring"]);
+    build.args(["--bin", "opencode-standin", "--bin", "opencode-loops", "--target", TRIPLE, "--target-dir"]);
+    build.arg(&target).env("RUSTFLAGS", STATIC);
+    run(&mut build, "build what measures")?;
+    let binaries = target.join(TRIPLE).join("measuring");
+    Ok((binaries.join("opencode-standin"), binaries.join("opencode-loops")))
+}
+
 fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments).current_dir(workspace()).stdin(Stdio::null()).stdout(Stdio::null());

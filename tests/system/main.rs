@@ -20,6 +20,7 @@ mod hanging;
 mod hardening;
 mod journal;
 mod list;
+mod operations;
 mod output;
 mod outside;
 mod readiness;

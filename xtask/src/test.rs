@@ -23,6 +23,7 @@ Usage: cargo xtask test [--only STAGE,STAGE…]
   user      the same binaries as an ordinary user
   it        the built binary against the fake manager
   readiness the readiness verifier in directory roots of its own, under dash and busybox
+  manuals   man pages in mandoc and groff; completions in bash, zsh and fish
   hosts     the test hosts themselves: apart from each other, and gone when they should be
   trixie    tests/system on a host with systemd 257
   bookworm  tests/system on a host with systemd 252
@@ -56,6 +57,7 @@ const STAGES: &[&[(&str, Run)]] = &[
     &[("user", user)],
     &[("it", it)],
     &[("readiness", readiness)],
+    &[("manuals", manuals)],
     &[("hosts", hosts)],
     &[
         ("trixie", |context| system(context, Suite::Trixie, &[])),
@@ -244,6 +246,14 @@ fn it(context: &Context) -> Ran {
     }
     let mut command = context.cargo(&["test", "--package", "opencode-pty", "--test", "it"]);
     run::logged(&mut command, &context.log("it")).with_tests()
+}
+
+fn manuals(context: &Context) -> Ran {
+    if let Err(error) = host::install_readers(&mut |line| eprintln!("       manuals: {line}")) {
+        return Ran::fault(error.to_string());
+    }
+    let mut command = context.cargo(&["test", "--package", "opencode-pty", "--test", "manuals"]);
+    run::logged(&mut command, &context.log("manuals")).with_tests()
 }
 
 fn readiness(context: &Context) -> Ran {

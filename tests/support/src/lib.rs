@@ -26,3 +26,4 @@ pub mod readiness;
 pub mod standin;
 /// The unit files for another account.
 pub mod units;
+pub mod usage;

@@ -36,6 +36,9 @@ const TOOLS: [(&str, &str); 10] = [
     ("git", "git"),
 ];
 
+/// The same of what reads man pages and completions.
+const READERS: [(&str, &str); 4] = [("mandoc", "mandoc"), ("groff", "groff-base"), ("zsh", "zsh"), ("fish", "fish")];
+
 /// After this long without a word from the build, the time that has passed is shown.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
 
@@ -168,9 +171,17 @@ fn follow(
 /// # Errors
 /// apt can't.
 pub fn install_tools(progress: &mut dyn FnMut(&str)) -> Result<(), Error> {
+    install_missing(&TOOLS, progress)
+}
+
+/// Installs what reads man pages and completions: tests of those alone need it.
+pub fn install_readers(progress: &mut dyn FnMut(&str)) -> Result<(), Error> {
+    install_missing(&READERS, progress)
+}
+
+fn install_missing(tools: &[(&str, &str)], progress: &mut dyn FnMut(&str)) -> Result<(), Error> {
     let found = |tool: &str| PATH.split(':').any(|dir| Path::new(dir).join(tool).exists());
-    let missing: BTreeSet<&str> =
-        TOOLS.into_iter().filter(|(tool, _)| !found(tool)).map(|(_, package)| package).collect();
+    let missing: BTreeSet<&str> = tools.iter().filter(|(tool, _)| !found(tool)).map(|(_, package)| *package).collect();
     if missing.is_empty() {
         return Ok(());
     }

@@ -19,7 +19,7 @@ _opencode_pty()
             list:*)
                 words='--json --unit --bus --manager-pid --help' ;;
             selftest:*)
-                words='--json --only --list-checks --account --help' ;;
+                words='--live --json --only --list-checks --account --help' ;;
             supervisor:* | client:* | launcher:*)
                 words='--help' ;;
         esac

@@ -29,6 +29,8 @@ complete -c opencode-pty -n '__opencode_pty_role list' -l bus -x -d 'for tests: 
 complete -c opencode-pty -n '__opencode_pty_role list' -l manager-pid -x \
     -d "for tests: pid that must own the service manager's name"
 
+complete -c opencode-pty -n '__opencode_pty_role selftest' -l live \
+    -d 'also start a private supervisor and try the escapes'
 complete -c opencode-pty -n '__opencode_pty_role selftest' -l json -d 'print one JSON object instead of lines'
 complete -c opencode-pty -n '__opencode_pty_role selftest' -l only -x -d 'only these checks or groups' \
     -a "(__fish_append , (opencode-pty selftest --list-checks 2>/dev/null | string split \t -f1,2 | sort -u))"

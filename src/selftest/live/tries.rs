@@ -741,3 +741,36 @@ fn supervisor_killed(stage: &Stage) -> Result<Finding, String> {
     stage.nothing_left(&unit)?;
     Ok(Finding::passed("its session and all its processes went with it"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::selftest::report::Status;
+
+    #[test]
+    fn what_is_open_inside_fails_and_what_is_open_nowhere_shows_nothing() {
+        let (open, closed) = ("environ: open\nmem: shut, EACCES\n", "environ: shut, EACCES\nmem: shut, EACCES\n");
+        for (outside, inside, status) in [
+            (open, closed, Status::Passed),
+            (open, open, Status::Failed),
+            (closed, open, Status::Failed),
+            (closed, closed, Status::NotRun),
+            (open, "", Status::NotRun),
+            (open, "sh: not found\n", Status::NotRun),
+        ] {
+            assert_eq!(shut(outside, inside, "x").status, status, "{outside} {inside}");
+        }
+    }
+
+    #[test]
+    fn naps_are_counted_by_their_whole_command_line() {
+        let nap = format!("86400.{}", std::process::id());
+        assert_eq!(naps(&nap), 0);
+        let mut child = Command::new("sleep").arg(&nap).spawn().unwrap();
+        let found = wait_until("the nap", || naps(&nap) == 1);
+        let others = naps(nap.get(..nap.len() - 1).unwrap());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!((found, others, naps(&nap)), (Ok(()), 0, 0));
+    }
+}

@@ -7,6 +7,7 @@ mod demo;
 mod dist;
 mod fuzz;
 mod host;
+mod node_test;
 mod soak;
 mod test;
 
@@ -22,6 +23,7 @@ Usage: cargo xtask COMMAND
   dist   what an operator installs: two equal builds, units, verifier, manifest
   fuzz   every fuzz target for a while: nightly Rust and cargo-fuzz
   host   throw-away hosts with the product installed: up, shell, down
+  node-test  the Node side under every runtime it is for
   source-hash  the hash that names the content of HEAD
   soak   sessions of every kind for a long time, and what is left of them
 
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
         "dist" => dist::main(rest),
         "fuzz" => fuzz::main(rest),
         "host" => host::main(rest),
+        "node-test" => node_test::main(rest),
         "source-hash" => dist::source_hash(rest),
         "soak" => soak::main(rest),
         "test" => test::main(rest),

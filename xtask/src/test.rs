@@ -11,7 +11,8 @@ use std::time::Instant;
 
 use support::host::{self, BootOptions, Host, Suite};
 
-use self::run::{Counts, Ran};
+pub use self::run::Counts;
+use self::run::Ran;
 use crate::Failure;
 use crate::args::Args;
 
@@ -29,6 +30,7 @@ Usage: cargo xtask test [--only STAGE,STAGE…]
   bookworm  tests/system on a host with systemd 252
   backports attacks and threats of tests/system on a host with systemd 254
   soak      cargo xtask soak for two minutes
+  node      cargo xtask node-test
   demo      cargo xtask demo, with a command and as a tour
   bench     cargo xtask bench --smoke: every figure can be measured; says nothing of time
 
@@ -65,6 +67,7 @@ const STAGES: &[&[(&str, Run)]] = &[
     ],
     &[("backports", |context| system(context, Suite::Backports, &THREATS))],
     &[("soak", soak)],
+    &[("node", node)],
     &[("demo", demo)],
     &[("bench", bench)],
 ];
@@ -316,6 +319,13 @@ fn soak(context: &Context) -> Ran {
 fn bench(context: &Context) -> Ran {
     match own_command(context, "bench") {
         Ok(mut command) => run::logged(command.arg("--smoke"), &context.log("bench")),
+        Err(fault) => Ran::fault(fault),
+    }
+}
+
+fn node(context: &Context) -> Ran {
+    match own_command(context, "node-test") {
+        Ok(mut command) => run::logged(&mut command, &context.log("node")).with_tests(),
         Err(fault) => Ran::fault(fault),
     }
 }

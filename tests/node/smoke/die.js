@@ -1,4 +1,5 @@
-// The server dies at a stage that the plan names. What is left of its session then is looked at from outside.
+// The server dies at a stage that the plan names (xtask/src/node_test.rs has the list). What is left of its session then is
+// looked at from there.
 
 import { existsSync } from 'node:fs';
 
@@ -64,17 +65,6 @@ export async function die(t, stage, report) {
   };
   await stages[stage]();
 }
-
-export const STAGES = [
-  'connected',
-  'helper running',
-  'helper running, frame sent',
-  'helper gone',
-  'started',
-  'in the middle of output',
-  'in the middle of a write',
-  'stopping',
-];
 
 /** Obeys no signal, has a child in a session of its own, and prints without end. */
 const SCRIPT = 'trap "" TERM HUP; setsid sleep 600 & echo ready; yes & wait';

@@ -33,7 +33,8 @@ const registry = [];
 
 /**
  * Adds a scenario. The name is the fact it establishes and is a row in the table of docs/plugin.md. `options.skip(t)` may
- * give a reason why there is nothing to establish under this runtime.
+ * give a reason why there is nothing to establish under this runtime; `options.core` is for the few that are also run against
+ * a second supervisor when there is little time.
  */
 export function scenario(name, body, options = {}) {
   if (registry.some((known) => known.name === name)) throw new Error(`two scenarios are called '${name}'`);
@@ -50,7 +51,7 @@ export async function main(plan) {
     process.exit(1);
   });
 
-  if (plan.stage !== undefined) {
+  if (plan.stage !== null) {
     const { die } = await import('./die.js');
     await die(new Context(plan), plan.stage, report);
     return;
@@ -63,8 +64,9 @@ export async function main(plan) {
   await warmUp(plan);
   const before = state();
   let failed = 0;
-  for (const { name, body, skip } of registry) {
-    if (plan.only !== undefined && !name.includes(plan.only)) continue;
+  for (const { name, body, skip, core } of registry) {
+    if (plan.only !== null && !name.includes(plan.only)) continue;
+    if (plan.core && !core) continue;
     const t = new Context(plan);
     const reason = skip?.(t);
     if (reason) {

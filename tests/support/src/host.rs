@@ -25,8 +25,11 @@ use std::time::{Duration, Instant};
 
 pub use build::{build_bench, build_product, build_standin, target, workspace};
 pub use error::Error;
-pub use install::{ENVIRONMENT_CANARY, PASSWORD_CANARY, WORKSPACE, install, install_standin, start};
-pub use root::{install_readers, install_tools};
+pub use install::{
+    ENVIRONMENT_CANARY, PASSWORD_CANARY, WORKSPACE, copy_library, copy_program, copy_tree, install, install_standin,
+    start, write,
+};
+pub use root::{cache, install_missing, install_readers, install_tools};
 
 /// Where each host that is up has a directory, made and removed by `keep.sh`.
 const STATES: &str = "/run/opencode-pty-hosts";

@@ -18,4 +18,4 @@ scenario('the runtime is exactly the one named', async (t) => {
 scenario('this process is what PID 1 takes for the server', async (t) => {
   const { exit } = await t.run('true');
   assert.deepEqual(exit, { code: 0, signal: null, result: 'success', stopped: false });
-});
+}, { core: true });

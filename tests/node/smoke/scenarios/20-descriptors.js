@@ -26,7 +26,7 @@ scenario('the helper has descriptors 0 to 4 and no other', async (t) => {
   assert.equal(found[0][1], '/dev/null');
   assert.match(found[3][1], /^socket:/);
   assert.equal(found[4][1], t.workspace);
-});
+}, { core: true });
 
 scenario('the command has descriptors 0 to 2 and no other', async (t) => {
   const session = await t.start(['/bin/ls', '-l', '/proc/self/fd']);

@@ -14,7 +14,7 @@ scenario('what is typed is echoed and answered', async (t) => {
   await session.write('hello\r');
   assert.equal(await allText(session), 'hello\r\n<hello>\r\n');
   assert.equal((await session.exit).code, 0);
-});
+}, { core: true });
 
 scenario('4 MiB are written without holding up the event loop', async (t) => {
   const data = Buffer.alloc(4 * MIB);

@@ -14,7 +14,7 @@ scenario('an exit code is an exit code', async (t) => {
   }
   const missing = await (await t.start(['no-such-command'])).exit;
   assert.equal(missing.code, 127);
-});
+}, { core: true });
 
 scenario('a command killed by a signal is 128 and its number', async (t) => {
   assert.deepEqual((await t.run('kill -KILL $$')).exit, { code: 137, signal: null, result: 'exit-code', stopped: false });
@@ -33,7 +33,7 @@ scenario('a stop is confirmed', async (t) => {
   assert.deepEqual(sessions(), []);
   await assert.rejects(session.write('x'), { code: 'ended' });
   assert.deepEqual(await session.stop(), STOPPED, 'again gives the same');
-});
+}, { core: true });
 
 scenario('a stop takes what escaped with setsid', async (t) => {
   const session = await t.sh('setsid sh -c "trap \\"\\" TERM HUP; sleep 600" & echo ready; wait');

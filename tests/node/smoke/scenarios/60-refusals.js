@@ -38,7 +38,7 @@ scenario('a helper that fails fails the start', async (t) => {
   const words = await refused(t, {}, { argv: Array.from({ length: 200 }, () => 'x') });
   assert.equal(words.code, 'helper');
   assert.match(words.message, /ended with 64: /);
-});
+}, { core: true });
 
 scenario('a helper that hangs is killed', async (t) => {
   assert.equal((await refused(t, { helper: t.helper('exec sleep 60'), helperTime: 300 })).code, 'helper');

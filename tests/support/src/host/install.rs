@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::Path;
+use std::process::Command;
 
 use super::{Error, Host, workspace};
 
@@ -87,6 +88,43 @@ fn install_unit(host: &Host, unit: &str) -> Result<(), Error> {
     write(host, &format!("/etc/systemd/system/{unit}"), 0o644, &text)
 }
 
+/// Copies a program of the account into place.
+pub fn copy_program(host: &Host, source: &Path, path: &str) -> Result<(), Error> {
+    if let Some((directory, _)) = path.rsplit_once('/') {
+        host.sh_ok(&format!("mkdir -p {directory}"))?;
+    }
+    copy(host, source, path, ACCOUNT)
+}
+
+/// Copies a directory with all that is in it, as the account's; what is there is replaced.
+pub fn copy_tree(host: &Host, source: &Path, path: &str) -> Result<(), Error> {
+    host.sh_ok(&format!("rm -rf --one-file-system {path}"))?;
+    let doing = || format!("copy {} to {path} of {host}", source.display());
+    let output = Command::new("cp")
+        .args(["--recursive", "--no-target-directory"])
+        .arg(source)
+        .arg(host.path(path))
+        .output()
+        .map_err(Error::system(doing()))?;
+    if !output.status.success() {
+        return Err(Error::failed(doing(), String::from_utf8_lossy(&output.stderr).into_owned()));
+    }
+    host.sh_ok(&format!("chown --recursive byk:byk {path}")).map(drop)
+}
+
+/// Gives the host a shared library of the machine's that its small root lacks.
+pub fn copy_library(host: &Host, name: &str) -> Result<(), Error> {
+    let found = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib"]
+        .into_iter()
+        .map(|directory| Path::new(directory).join(name))
+        .find(|path| path.exists());
+    let Some(source) = found else {
+        return Err(Error::failed(format!("give {host} {name}"), "the machine has none".to_owned()));
+    };
+    copy(host, &source, &format!("/usr/local/lib/{name}"), (0, 0))?;
+    host.sh_ok("ldconfig").map(drop)
+}
+
 /// Copies a program into place by a rename, since the one that is there may be running.
 fn copy(host: &Host, source: &Path, path: &str, (uid, gid): (u32, u32)) -> Result<(), Error> {
     let target = host.path(path);
@@ -99,7 +137,7 @@ fn copy(host: &Host, source: &Path, path: &str, (uid, gid): (u32, u32)) -> Resul
 }
 
 /// Writes a file of root's.
-fn write(host: &Host, path: &str, mode: u32, text: &str) -> Result<(), Error> {
+pub fn write(host: &Host, path: &str, mode: u32, text: &str) -> Result<(), Error> {
     let target = host.path(path);
     fs::write(&target, text)
         .and_then(|()| fs::set_permissions(&target, fs::Permissions::from_mode(mode)))

@@ -42,6 +42,11 @@ const READERS: [(&str, &str); 4] = [("mandoc", "mandoc"), ("groff", "groff-base"
 /// After this long without a word from the build, the time that has passed is shown.
 const SILENCE_MAX: Duration = Duration::from_secs(3);
 
+/// Where things are kept that take long to get.
+pub fn cache() -> PathBuf {
+    std::env::var_os("OPENCODE_PTY_CACHE").map_or_else(|| PathBuf::from(CACHE), PathBuf::from)
+}
+
 /// The pristine root of a suite, from the cache or built now.
 pub(super) fn pristine(suite: Suite, progress: &mut dyn FnMut(&str)) -> Result<PathBuf, Error> {
     if !rustix::process::geteuid().is_root() {
@@ -52,8 +57,7 @@ pub(super) fn pristine(suite: Suite, progress: &mut dyn FnMut(&str)) -> Result<P
     }
     install_tools(progress)?;
 
-    let roots =
-        std::env::var_os("OPENCODE_PTY_CACHE").map_or_else(|| PathBuf::from(CACHE), PathBuf::from).join("roots");
+    let roots = cache().join("roots");
     let recipe = [&[BUILD, SETTINGS], further_options(suite)].concat();
     let root = roots.join(format!("{suite}-{:016x}", fnv1a(&recipe)));
     if root.exists() {
@@ -179,7 +183,11 @@ pub fn install_readers(progress: &mut dyn FnMut(&str)) -> Result<(), Error> {
     install_missing(&READERS, progress)
 }
 
-fn install_missing(tools: &[(&str, &str)], progress: &mut dyn FnMut(&str)) -> Result<(), Error> {
+/// Installs what the machine lacks of these programs, each with the Debian package that has it.
+///
+/// # Errors
+/// apt can't.
+pub fn install_missing(tools: &[(&str, &str)], progress: &mut dyn FnMut(&str)) -> Result<(), Error> {
     let found = |tool: &str| PATH.split(':').any(|dir| Path::new(dir).join(tool).exists());
     let missing: BTreeSet<&str> = tools.iter().filter(|(tool, _)| !found(tool)).map(|(_, package)| *package).collect();
     if missing.is_empty() {

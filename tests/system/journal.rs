@@ -316,7 +316,7 @@ fn the_watchdog_is_fed_while_the_loop_turns_and_a_supervisor_that_hangs_is_repla
     assert_ne!(successor, pid);
     assert_ne!(show(&fixture, "NRestarts"), restarts);
     let said = records(&fixture, &format!("-u {SUPERVISOR} _PID=1"));
-    let watchdog = said.iter().any(|record| text(record, "MESSAGE").contains("Watchdog timeout"));
+    let watchdog = said.iter().any(|record| text(record, "MESSAGE").contains("Failed with result 'watchdog'"));
     assert!(watchdog, "the manager did not say why");
     // `Requires=` took the server along; it comes back by its own `Restart=`.
     fixture.restart_what_ended();

@@ -44,6 +44,16 @@ impl Args {
         }
     }
 
+    /// The first of the words that are left, which says what to do.
+    pub fn first(&self) -> Option<&str> {
+        self.words.first().map(String::as_str)
+    }
+
+    /// The words that are left, however many.
+    pub fn rest(self) -> Vec<String> {
+        self.words
+    }
+
     fn wrong(&self, message: &str) -> Failure {
         Failure::Usage(format!("{message}\n{}", self.usage))
     }

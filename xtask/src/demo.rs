@@ -1,6 +1,6 @@
 //! `cargo xtask demo`: one session from end to end, joined to the newcomer's own terminal.
 
-mod terminal;
+pub mod terminal;
 
 use std::io::{IsTerminal as _, Read as _, Write as _};
 use std::process::ExitCode;

@@ -10,6 +10,7 @@ mod host;
 mod node_test;
 mod soak;
 mod test;
+mod vm;
 
 use std::process::ExitCode;
 
@@ -26,6 +27,7 @@ Usage: cargo xtask COMMAND
   node-test  the Node side under every runtime it is for
   source-hash  the hash that names the content of HEAD
   soak   sessions of every kind for a long time, and what is left of them
+  vm     a virtual machine with every controller: up, shell, run, down
 
 Each command explains itself with --help. Exit codes: 0 done, 1 failed, 64 wrong usage.
 ";
@@ -64,6 +66,7 @@ fn main() -> ExitCode {
         "source-hash" => dist::source_hash(rest),
         "soak" => soak::main(rest),
         "test" => test::main(rest),
+        "vm" => vm::main(rest),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");
             Ok(ExitCode::SUCCESS)

@@ -39,7 +39,7 @@ the tests of all stages. Exit 0 when nothing failed and every stage ran somethin
 ";
 
 /// The variable that tells the system tests which host to attach to.
-const HOST: &str = "OPENCODE_PTY_TEST_HOST";
+pub const HOST: &str = "OPENCODE_PTY_TEST_HOST";
 
 /// Who the stage `user` runs as: nobody.
 const ORDINARY_USER: &str = "65534";
@@ -374,7 +374,7 @@ fn own_command(context: &Context, name: &str) -> Result<Command, String> {
 }
 
 /// Builds tests; gives back each binary with the directory of its package.
-fn test_binaries(root: &Path, selection: &[&str]) -> Result<Vec<(PathBuf, PathBuf)>, String> {
+pub fn test_binaries(root: &Path, selection: &[&str]) -> Result<Vec<(PathBuf, PathBuf)>, String> {
     let output = Command::new(cargo())
         .args(["test", "--no-run", "--message-format=json-render-diagnostics"])
         .args(selection)

@@ -11,7 +11,7 @@
 mod build;
 mod error;
 mod install;
-mod root;
+pub(crate) mod root;
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -23,7 +23,7 @@ use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub use build::{build_bench, build_product, build_standin, target, workspace};
+pub use build::{build_bench, build_product, build_standin, build_vm_agent, target, workspace};
 pub use error::Error;
 pub use install::{
     ENVIRONMENT_CANARY, PASSWORD_CANARY, WORKSPACE, copy_library, copy_program, copy_tree, install, install_standin,
@@ -192,6 +192,15 @@ impl Host {
         Ok(Self { name: name.to_owned(), suite, leader, keeper: None })
     }
 
+    /// The machine this process runs on, as a host of this name: the inside of a VM. [`Host::attach`] finds it from now on.
+    pub fn this_machine(name: &str, suite: Suite) -> Result<Self, Error> {
+        check_name(name)?;
+        let host = Self { name: name.to_owned(), suite, leader: 1, keeper: None };
+        fs::create_dir_all(state_dir(name)).map_err(Error::system(format!("make a directory for {host}")))?;
+        host.write_state()?;
+        Ok(host)
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
@@ -342,7 +351,7 @@ impl Drop for Host {
 }
 
 /// Names become host names, cgroup names and file names.
-fn check_name(name: &str) -> Result<(), Error> {
+pub(crate) fn check_name(name: &str) -> Result<(), Error> {
     let letters = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
     if letters && (1..=40).contains(&name.len()) && !name.starts_with('-') && !name.ends_with('-') {
         return Ok(());
@@ -436,7 +445,7 @@ impl Status {
 }
 
 /// When a process started, in clock ticks since the machine booted: with the pid, its identity.
-fn start_time(pid: u32) -> Option<String> {
+pub(crate) fn start_time(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in brackets can hold anything; field 22 is the 20th after it.
     let (_, fields) = stat.rsplit_once(')')?;

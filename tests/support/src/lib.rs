@@ -27,3 +27,5 @@ pub mod standin;
 /// The unit files for another account.
 pub mod units;
 pub mod usage;
+/// A machine of its own: virtual, with every controller, slow.
+pub mod vm;

@@ -340,6 +340,21 @@ impl Standin {
     }
 }
 
+/// Asks the stand-in of this machine for sessions, says `started UNIT` for each, and keeps them until it is killed.
+pub fn hold_sessions(count: usize, words: &[&str]) -> io::Result<()> {
+    let standin = Standin::connect(CONTROL_PATH)?;
+    let mut held = Vec::with_capacity(count);
+    for _ in 0..count {
+        let mut peer = standin.start(crate::host::WORKSPACE, 3_600, words).map_err(io::Error::other)?;
+        println!("started {}", peer.started(CHILD_TIME).map_err(io::Error::other)?);
+        held.push(peer);
+    }
+    println!("all");
+    loop {
+        thread::park();
+    }
+}
+
 /// What a `probe` run says it saw: the last line of its output.
 pub fn probed(finished: &Finished) -> io::Result<Probed> {
     let text = finished.text();

@@ -33,19 +33,28 @@ pub fn build_product() -> Result<PathBuf, Error> {
 }
 
 /// Builds the stand-in server; the path of the binary.
+pub fn build_standin() -> Result<PathBuf, Error> {
+    build_helper("opencode-standin")
+}
+
+/// Builds the program that answers inside a VM; the path of the binary.
+pub fn build_vm_agent() -> Result<PathBuf, Error> {
+    build_helper("opencode-vm-agent")
+}
+
+/// Builds one of the support crate's programs.
 ///
 /// Apart from the product, so that what its dependencies ask of theirs does not get into the product. Only the last step is
 /// different from a plain build, so that a plain build's libraries serve.
-pub fn build_standin() -> Result<PathBuf, Error> {
-    let doing = "build opencode-standin";
-    let binary = ["--package", "support", "--bin", "opencode-standin"];
-    let mut build = cargo(&["rustc"]);
-    build.args(binary).arg("--").args(STATIC.split(' '));
-    run(&mut build, doing)?;
+fn build_helper(name: &str) -> Result<PathBuf, Error> {
+    let doing = format!("build {name}");
+    let mut build = cargo(&["rustc", "--package", "support", "--bin", name, "--"]);
+    build.args(STATIC.split(' '));
+    run(&mut build, &doing)?;
     // Where cargo puts it, the next plain build puts another.
-    let copy = target().join("static/opencode-standin");
+    let copy = target().join("static").join(name);
     std::fs::create_dir_all(target().join("static"))
-        .and_then(|()| std::fs::copy(target().join("debug/opencode-standin"), &copy))
+        .and_then(|()| std::fs::copy(target().join("debug").join(name), &copy))
         .map_err(Error::system(doing))?;
     Ok(copy)
 }

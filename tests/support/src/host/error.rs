@@ -23,17 +23,17 @@ pub enum Error {
 
 impl Error {
     /// For `map_err`: a system call failed while doing this.
-    pub(super) fn system(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn system(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { doing: doing.into(), source }
     }
 
     /// Something else went wrong while doing this.
-    pub(super) fn failed(doing: impl Into<String>, detail: impl Into<String>) -> Self {
+    pub(crate) fn failed(doing: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::Failed { doing: doing.into(), detail: detail.into() }
     }
 
     /// The same error with more to read.
-    pub(super) fn and_detail(self, more: &str) -> Self {
+    pub(crate) fn and_detail(self, more: &str) -> Self {
         match self {
             Self::Failed { doing, detail } => Self::Failed { doing, detail: format!("{detail}\n{more}") },
             system @ Self::System { .. } => system,

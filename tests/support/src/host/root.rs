@@ -58,21 +58,9 @@ pub(super) fn pristine(suite: Suite, progress: &mut dyn FnMut(&str)) -> Result<P
     install_tools(progress)?;
 
     let roots = cache().join("roots");
-    let recipe = [&[BUILD, SETTINGS], further_options(suite)].concat();
-    let root = roots.join(format!("{suite}-{:016x}", fnv1a(&recipe)));
-    if root.exists() {
-        return Ok(root);
-    }
-
-    fs::create_dir_all(&roots).map_err(Error::system(format!("make {}", roots.display())))?;
-    let lock = File::create(roots.join(format!("{suite}.lock"))).map_err(Error::system("open the cache's lock"))?;
-    if lock.try_lock().is_err() {
-        progress(&format!("{suite}: waiting for another process that builds this root"));
-        lock.lock().map_err(Error::system("lock the cache"))?;
-    }
-    if !root.exists() {
-        build(suite, &root, progress)?;
-    }
+    let root = roots.join(format!("{suite}-{:016x}", key(further_options(suite))));
+    let mut build = |unfinished: &Path, progress: &mut dyn FnMut(&str)| debian(suite, unfinished, &[], "", progress);
+    once(&root, &format!("{suite} root"), "about half a minute", &mut build, progress)?;
     Ok(root)
 }
 
@@ -98,40 +86,82 @@ fn sources(suite: Suite, mirror: &str) -> String {
     }
 }
 
-/// Builds a root under another name and renames it when it is whole. The caller holds the suite's lock.
-fn build(suite: Suite, root: &Path, progress: &mut dyn FnMut(&str)) -> Result<(), Error> {
-    let doing = format!("build the {suite} root");
-    let started = Instant::now();
-    progress(&format!("{suite}: building a pristine Debian, once on this machine; about half a minute"));
+/// What a pristine root is called by: its recipe, and what else goes into it.
+pub(crate) fn key(more: &[&str]) -> u64 {
+    fnv1a(&[&[BUILD, SETTINGS], more].concat())
+}
 
-    let unfinished = root.with_extension("unfinished");
-    if unfinished.exists() {
-        fs::remove_dir_all(&unfinished).map_err(Error::system("remove an unfinished root"))?;
+/// Builds something into a directory that does not exist yet, and says how far it is.
+pub(crate) type Build<'a> = &'a mut dyn FnMut(&Path, &mut dyn FnMut(&str)) -> Result<(), Error>;
+
+/// Builds a thing in the cache if it is not there: under another name, renamed when it is whole, by one process at a time.
+pub(crate) fn once(
+    path: &Path,
+    what: &str,
+    how_long: &str,
+    build: Build<'_>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(), Error> {
+    if path.exists() {
+        return Ok(());
     }
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(Error::failed(format!("build the {what}"), "it has no place in the cache"));
+    };
+    fs::create_dir_all(directory).map_err(Error::system(format!("make {}", directory.display())))?;
+    // The name without its key: an older recipe's builder and ours need not run at the same time either.
+    let name = name.to_string_lossy();
+    let name = name.split('-').next().unwrap_or_default();
+    let lock = File::create(directory.join(format!("{name}.lock"))).map_err(Error::system("open the cache's lock"))?;
+    if lock.try_lock().is_err() {
+        progress(&format!("{what}: waiting for another process that builds it"));
+        lock.lock().map_err(Error::system("lock the cache"))?;
+    }
+    if path.exists() {
+        return Ok(());
+    }
+    let started = Instant::now();
+    progress(&format!("{what}: building it, once on this machine; {how_long}"));
+    let unfinished = path.with_extension("unfinished");
+    if unfinished.exists() {
+        fs::remove_dir_all(&unfinished).map_err(Error::system(format!("remove an unfinished {what}")))?;
+    }
+    build(&unfinished, progress)?;
+    fs::rename(&unfinished, path).map_err(Error::system(format!("build the {what}")))?;
+    progress(&format!("{what}: built in {} s", started.elapsed().as_secs()));
+    Ok(())
+}
 
+/// Installs a small Debian into a directory that does not exist; `options` are mmdebstrap's, beside ours, and hooks among
+/// them find `settings` in `OPENCODE_PTY_MORE_SETTINGS`.
+pub(crate) fn debian(
+    suite: Suite,
+    directory: &Path,
+    options: &[&str],
+    settings: &str,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(), Error> {
+    let doing = format!("install Debian {suite} into {}", directory.display());
+    let started = Instant::now();
     let mut command = Command::new("setsid");
     let sources = sources(suite, &mirror(progress)?);
-    command.args(["bash", "-c", BUILD, "build-root.sh", suite.release()]).arg(&unfinished).arg(sources);
+    command.args(["bash", "-c", BUILD, "build-root.sh", suite.release()]).arg(directory).arg(sources);
     command.args(further_options(suite));
     for option in apt_options()? {
         command.arg(format!("--aptopt={option}"));
     }
     let mut child = command
+        .args(options)
         .env("PATH", PATH)
         .env("OPENCODE_PTY_SETTINGS", SETTINGS)
+        .env("OPENCODE_PTY_MORE_SETTINGS", settings)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .map_err(Error::system(doing.clone()))?;
     let said = follow(&mut child.stdout, &format!("{suite}: "), started, progress);
     let status = child.wait().map_err(Error::system(doing.clone()))?;
-    if !status.success() {
-        return Err(Error::failed(doing, format!("{status}\n{said}")));
-    }
-
-    fs::rename(&unfinished, root).map_err(Error::system(doing))?;
-    progress(&format!("{suite}: root built in {} s", started.elapsed().as_secs()));
-    Ok(())
+    if status.success() { Ok(()) } else { Err(Error::failed(doing, format!("{status}\n{said}"))) }
 }
 
 /// Passes a program's lines on as progress until it closes its output; gives back the last of them.

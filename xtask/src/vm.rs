@@ -1,0 +1,160 @@
+//! `cargo xtask vm`: a virtual machine with every controller, to try things on and to run its tests.
+
+use std::io::{self, Write as _};
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use support::host;
+use support::vm::{FILES, HOST, Port, Vm};
+
+use crate::Failure;
+use crate::args::Args;
+use crate::demo::terminal::Terminal;
+use crate::test::{HOST as HOST_VARIABLE, test_binaries};
+
+const USAGE: &str = "\
+Usage: cargo xtask vm up|shell|down [--name NAME] [--bare]
+       cargo xtask vm run [--name NAME] SCRIPT
+       cargo xtask vm test [--name NAME] [--only STEP] [FILTER]
+
+  up     boot a virtual machine (Debian trixie, systemd 257, QEMU without KVM), install the product and the stand-in
+         server on it, start both; if it is up already: install both anew, restart both
+  shell  a root shell on it
+  run    a bash script on it, as root
+  test   its tests, on one that is booted for them: inside it what a session may use (`limits`) and a choice of
+         tests/system (`system`), from outside a reboot and a power-off with sessions (`shutdown`); FILTER replaces the choice
+  down   end it; nothing is left
+
+  --name  its name; by default trixie. With test: use the one of this name that is up, and leave it up
+  --bare  only boot it
+  --only  limits, system or shutdown
+";
+
+pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
+    let mut args = Args::new(words, USAGE);
+    if args.flag("--help") {
+        print!("{USAGE}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let bare = args.flag("--bare");
+    let named = args.option("--name")?;
+    let name = named.clone().unwrap_or_else(|| "trixie".to_owned());
+    let only = args.option("--only")?;
+    match args.first() {
+        Some("run") => {
+            let words = args.finish(2)?;
+            let script = words.last().map_or("", String::as_str);
+            run(&name, Port::Tests, &["/bin/bash", "-c", script], io::empty())
+        }
+        Some("up") => args.finish(1).and_then(|_| up(&name, bare)),
+        Some("shell") => args.finish(1).and_then(|_| shell(&name)),
+        Some("test") => {
+            let filters = args.rest();
+            test(named.as_deref(), only.as_deref(), filters.get(1..).unwrap_or_default())
+        }
+        Some("down") => {
+            args.finish(1)?;
+            Vm::attach(&name)?.down()?;
+            println!("VM {name} is gone");
+            Ok(ExitCode::SUCCESS)
+        }
+        _ => Err(Failure::Usage(USAGE.to_owned())),
+    }
+}
+
+fn up(name: &str, bare: bool) -> Result<ExitCode, Failure> {
+    let binaries = if bare { None } else { Some((host::build_product()?, host::build_standin()?)) };
+    let vm = match Vm::attach(name) {
+        Ok(vm) => vm,
+        Err(_) => Vm::boot(name, false, &mut |line| eprintln!("{line}"))?,
+    };
+    if let Some((product, standin)) = binaries {
+        eprintln!("{vm}: installing the product and the stand-in");
+        vm.install(&product, &standin)?;
+    }
+    println!("{vm} is up");
+    println!("a shell: cargo xtask vm shell --name {name}   the end: cargo xtask vm down --name {name}");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A shell with a terminal of its own inside, as big as the one here.
+fn shell(name: &str) -> Result<ExitCode, Failure> {
+    let terminal = Terminal::take()?;
+    let size = rustix::termios::tcgetwinsize(io::stdin()).map_or((24, 80), |size| (size.ws_row, size.ws_col));
+    let kind = std::env::var("TERM").unwrap_or_else(|_| "dumb".to_owned());
+    let script = format!("stty rows {} cols {}; export TERM={kind:?}; cd /root; exec bash -l", size.0, size.1);
+    let _raw = terminal.raw()?;
+    run(name, Port::Shell, &["/usr/bin/script", "--quiet", "--return", "--command", &script, "/dev/null"], io::stdin())
+}
+
+fn run(name: &str, port: Port, words: &[&str], input: impl io::Read + Send + 'static) -> Result<ExitCode, Failure> {
+    let status = Vm::attach(name)?.run(port, words, input, &mut io::stdout(), &mut io::stderr())?;
+    Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
+}
+
+/// Of tests/system, what is worth its time on a machine twenty times slower: each stands on something of its own that
+/// container hosts share with the machine they run on (kernel 6.12, its Landlock, controllers, AppArmor) or lack.
+const SYSTEM: [&str; 2] = ["hardening::", "threats::"];
+
+/// Runs the steps; each prints what libtest prints.
+fn test(named: Option<&str>, only: Option<&str>, filters: &[String]) -> Result<ExitCode, Failure> {
+    let chosen = |step: &str| only.is_none_or(|only| only == step);
+    if !["limits", "system", "shutdown"].into_iter().any(chosen) {
+        return Err(Failure::Usage(USAGE.to_owned()));
+    }
+    let (product, standin) = (host::build_product()?, host::build_standin()?);
+    let root = host::workspace();
+    let binary = |test: &str| {
+        let built = test_binaries(&root, &["--package", "opencode-pty", "--test", test])?;
+        built.into_iter().next().map(|(binary, _)| binary).ok_or_else(|| format!("cargo built no test '{test}'"))
+    };
+    let mut built = Vec::new();
+    for step in ["limits", "system", "shutdown"].into_iter().filter(|step| chosen(step)) {
+        built.push((step, binary(step)?));
+    }
+
+    let vm = match named {
+        Some(name) => Vm::attach(name)?,
+        None => Vm::boot(&format!("test-{}", std::process::id()), true, &mut |line| println!("{line}"))?,
+    };
+    vm.install(&product, &standin)?;
+    let files: Vec<(&str, &Path)> = built.iter().map(|(step, binary)| (*step, binary.as_path())).collect();
+    vm.copy_in(&files)?;
+    let long = std::env::var_os("OPENCODE_PTY_LONG").is_some();
+    let mut failed = false;
+    let mut inside = |test: &str, filters: &[&str]| -> Result<(), Failure> {
+        println!("{vm}: {test}, inside");
+        let program = format!("{FILES}/{test}");
+        let (host, manifest) = (format!("{HOST_VARIABLE}={HOST}"), format!("CARGO_MANIFEST_DIR={}", root.display()));
+        let mut words = vec!["/usr/bin/env", &host, &manifest, "RUST_BACKTRACE=0", &program];
+        if long {
+            words.insert(1, "OPENCODE_PTY_LONG=1");
+        }
+        words.extend(["--test-threads=1", "--nocapture"]);
+        words.extend(filters);
+        let status = vm.run(Port::Tests, &words, io::empty(), &mut io::stdout(), &mut io::stderr())?;
+        failed |= !status.success();
+        Ok(())
+    };
+    let own: Vec<&str> = filters.iter().map(String::as_str).collect();
+    for (step, _) in built.iter().filter(|(step, _)| *step != "shutdown") {
+        inside(step, if own.is_empty() && *step == "system" { &SYSTEM } else { &own })?;
+    }
+    if failed {
+        println!("{}", vm.journal(0)?);
+    }
+    if let Some((step, binary)) = built.iter().find(|(step, _)| *step == "shutdown") {
+        println!("{vm}: {step}, from outside");
+        io::stdout().flush().map_err(|error| error.to_string())?;
+        failed |= !outside(binary, &vm, &own)?;
+    }
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Runs a test here that is told which VM to use.
+fn outside(binary: &Path, vm: &Vm, filters: &[&str]) -> Result<bool, Failure> {
+    let mut command = Command::new(binary);
+    command.args(["--test-threads=1", "--nocapture"]).args(filters).env("OPENCODE_PTY_TEST_VM", vm.name());
+    let status = command.current_dir(host::workspace()).status();
+    Ok(status.map_err(|error| format!("cannot run {}: {error}", binary.display()))?.success())
+}

@@ -106,12 +106,12 @@ fn one_session_ends_when_all_together_take_more_than_the_slice_may() {
     first.line("held");
     second.line("held");
 
-    // 1.42 GiB are held; this one takes them over the slice's MemoryHigh of 1.5.
-    let mut third = hold("740");
+    // 1,420 MiB are held; this one takes them to 1,920, over the slice's MemoryHigh of 1,536 and below its MemoryMax of 2,048.
+    let mut third = hold("500");
     wait_for_count(&fixture, SLICE, "memory.events", "high", 1);
     let slowed = others.go_on(&fixture);
     outcome(
-        "three sessions of 700 MiB and more",
+        "three sessions that want 1,920 MiB together",
         "slice MemoryHigh=1536M",
         &format!("the third is slowed down; {slowed}"),
     );
@@ -119,7 +119,7 @@ fn one_session_ends_when_all_together_take_more_than_the_slice_may() {
     // The way from there to 2 GiB would take it too long.
     set(&fixture, SLICE, "MemoryHigh=infinity");
     third.line("held");
-    let fourth = hold("740");
+    let fourth = hold("600");
     let killed = wait_until("the kernel to kill one of them", SOON, || {
         let dead: Vec<usize> = [&first, &second, &third, &fourth]
             .iter()
@@ -138,7 +138,7 @@ fn one_session_ends_when_all_together_take_more_than_the_slice_may() {
         stop(&mut session);
     }
     outcome(
-        "a fourth",
+        "a fourth that wants 600 MiB",
         "slice MemoryMax=2G",
         &format!("{} of one of them, the others go on; {after}", out_of_memory()),
     );

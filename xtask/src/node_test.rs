@@ -3,6 +3,7 @@
 //! The smoke in `tests/node/smoke` runs *inside* the unit, as the server does; it writes what it found to a file. What only
 //! somebody outside can see, that a server which was killed leaves nothing, is looked at from here.
 
+mod opencode;
 mod runtimes;
 mod table;
 
@@ -25,10 +26,10 @@ Usage: cargo xtask node-test [--runs N] [--runtime NAME,NAME…] [--only TEXT] [
 
   Gets the exact runtimes of tests/node/runtimes.lock from the package registry, builds the single executable, boots a host,
   and runs tests/node/smoke as the main process of opencode-v2.service; kills it there at each stage; and runs it against a
-  supervisor of its own. Prints a table of scenario × runtime, which is also in target/node-test/table.md.
+  supervisor of its own. Drives the published OpenCode with the plugin. Prints a table of scenario × runtime, which is also in target/node-test/table.md.
 
   --runs     how often everything is run (default 1). With 2 or more the private supervisor gets all scenarios, not a few
-  --runtime  which of sea, node26, node20, bun (default all)
+  --runtime  which of sea, node26, node20, bun, opencode (default all)
   --only     only the scenarios whose name has this in it, and nothing killed
   --suite    the host's release (default trixie)
   --write    the table goes into docs/plugin.md, too
@@ -99,12 +100,31 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
     let chosen: Option<BTreeSet<&str>> = chosen.as_deref().map(|names| names.split(',').collect());
     let work = host::target().join("node-test");
     fs::create_dir_all(&work).map_err(|error| format!("cannot make {}: {error}", work.display()))?;
-    let runtimes = runtimes::get(chosen.as_ref(), &work, &mut |line| eprintln!("{line}"))?;
+    let mut progress = |line: &str| eprintln!("{line}");
+    let mut runtimes = runtimes::get(chosen.as_ref(), &work, &mut progress)?;
+    let count = runtimes.len();
+    let mut missing = None;
+    if chosen.as_ref().is_none_or(|chosen| chosen.contains(opencode::NAME)) {
+        let (opencode, why) = opencode::get(&mut progress);
+        runtimes.push(opencode);
+        missing = why;
+    }
 
     let mut smoke = Smoke::prepare(suite, runs, only)?;
     let mut table = Table::new(&runtimes);
-    for runtime in &runtimes {
+    for runtime in runtimes.iter().take(count) {
         smoke.run_all(runtime, &mut table)?;
+    }
+    if let Some(runtime) = runtimes.get(count) {
+        if let Some(why) = missing {
+            table.add("OpenCode: all of it", runtime, Outcome::Skipped(why));
+        } else {
+            let node = runtimes::get(Some(&BTreeSet::from(["node26"])), &work, &mut progress)?;
+            let node = node.first().ok_or_else(|| "there is no node26".to_owned())?;
+            for _ in 0..runs {
+                opencode::run(&smoke, runtime, node, &mut table)?;
+            }
+        }
     }
     let descriptors = smoke.supervisor_is_as_before()?;
     let text = table.markdown();
@@ -158,6 +178,15 @@ impl Smoke {
     /// Everything under one runtime.
     fn run_all(&mut self, runtime: &Runtime, table: &mut Table) -> Result<(), Failure> {
         eprintln!("{}", runtime.title);
+        if runtime.name.starts_with("node") && self.only.is_none() {
+            // Needs neither a host nor a supervisor.
+            let tests = host::workspace().join("tests/node/plugin/tests/pure.test.js");
+            let outcome = match run_here(Command::new(&runtime.program).arg("--test").arg(tests)) {
+                Ok(_) => Outcome::Passed,
+                Err(why) => Outcome::Failed(why),
+            };
+            table.add("plugin: escapes, patterns, text, commands and schemas, in tests of their own", runtime, outcome);
+        }
         host::copy_program(&self.host, &runtime.program, &format!("{HOME}/bin/{}", runtime.name))?;
         for _ in 0..self.runs {
             self.run_scenarios(runtime, INSTALLED, false, table)?;

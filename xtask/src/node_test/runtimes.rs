@@ -44,7 +44,7 @@ pub fn get(
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Runtime>, Failure> {
     for name in chosen.into_iter().flatten() {
-        if !NAMES.iter().any(|(known, ..)| known == name) {
+        if *name != super::opencode::NAME && !NAMES.iter().any(|(known, ..)| known == name) {
             return Err(Failure::Usage(format!("no such runtime '{name}'")));
         }
     }
@@ -61,6 +61,13 @@ pub fn get(
         runtimes.push(Runtime { name, title, version: locked.version, program, is_single });
     }
     Ok(runtimes)
+}
+
+/// Version and program of another line of the lock file.
+pub fn locked_program(name: &str, progress: &mut dyn FnMut(&str)) -> Result<(String, PathBuf), Failure> {
+    let locked = lock(name)?;
+    let program = program(&locked, progress)?;
+    Ok((locked.version, program))
 }
 
 fn lock(name: &str) -> Result<Locked, String> {

@@ -36,3 +36,21 @@ fn every_check_of_root_acceptance_names_the_selftest_checks_that_serve_it_and_no
     }
     assert_eq!(on_the_page(), serving);
 }
+
+#[test]
+fn each_of_the_16_checks_has_a_stage_a_command_a_limit_and_a_signature() {
+    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/root-acceptance.md")).unwrap();
+    let sections: Vec<&str> =
+        page.split("\n### ").skip(1).map(|section| section.split("\n## ").next().unwrap()).collect();
+    assert_eq!(sections.len(), 16);
+    for (section, number) in sections.iter().zip(1..) {
+        assert!(section.starts_with(&format!("{number}. ")), "{section}");
+        let items: Vec<(&str, &str)> =
+            section.split("\n- **").skip(1).map(|item| item.split_once("**: ").unwrap()).collect();
+        let names: Vec<&str> = items.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names, ["stage", "command", "selftest", "cannot show", "signs"], "check {number}");
+        assert!(items.iter().all(|(_, text)| text.trim().len() > 3), "{section}");
+        let stages = ["build tree", "disposable VM", "target, before install", "target, installed"];
+        assert!(stages.iter().any(|stage| items[0].1.starts_with(stage)), "{section}");
+    }
+}

@@ -21,7 +21,6 @@ use crate::args::Args;
 
 const USAGE: &str = "\
 Usage: cargo xtask dist [--account NAME|NAME:UID:GID:GROUP:HOME] [--out DIR] [--repository DIR] [--allow-dirty]
-                        [--build-dir DIR]
 
 Builds HEAD twice, in two directories, with two cargo homes, as two users if it is root, refuses unless the binaries are byte
 for byte the same, and writes everything an operator needs: see docs/install.md.
@@ -30,8 +29,6 @@ for byte the same, and writes everything an operator needs: see docs/install.md.
   --out          where to. Default: target/dist. What is there is replaced if it is an earlier dist
   --repository   build another checkout than this one
   --allow-dirty  build HEAD although there are changes that are not in it
-  --build-dir    build below this directory and leave what is compiled there for the next time. Quicker, and the builds are then
-                 not from nothing: not for what is to be accepted, and the manifest says so
 ";
 
 const SOURCE_HASH_USAGE: &str = "\
@@ -74,7 +71,6 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
     let account = args.option("--account")?;
     let out = args.option("--out")?.map_or_else(|| target().join("dist"), PathBuf::from);
     let repository = args.option("--repository")?.map_or_else(workspace, PathBuf::from);
-    let build_dir = args.option("--build-dir")?.map(PathBuf::from);
     args.finish(0)?;
 
     let account =
@@ -82,12 +78,10 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
     let source = Source::head(&repository, allow_dirty)?;
     let toolchain = Toolchain::of(&repository)?;
     let scratch = Scratch::new("dist")?;
-    let below = build_dir.as_deref().unwrap_or(scratch.path());
-    fs::create_dir_all(below).map_err(failed("make the build directory"))?;
     eprintln!("dist: building {} twice; a few minutes", source.commit);
-    let built = build::twice(&source, &toolchain, below, &out)?;
+    let built = build::twice(&source, &toolchain, scratch.path(), &out)?;
     eprintln!("dist: both builds are {}", built.hash);
-    let what = What { source, toolchain, built, account, again: build_dir.is_some() };
+    let what = What { source, toolchain, built, account };
     let line = write(&what, &scratch, &out)?;
     println!("{}\n{line}\nsha256 of SHA256SUMS: {}", out.display(), sha256(&out.join("SHA256SUMS"))?);
     Ok(ExitCode::SUCCESS)
@@ -113,8 +107,6 @@ struct What {
     toolchain: Toolchain,
     built: Built,
     account: Account,
-    /// Whether the builds may have found something that an earlier one had compiled.
-    again: bool,
 }
 
 /// Writes the directory, under another name until it is whole. Gives the revision line.
@@ -162,7 +154,7 @@ fn write(what: &What, scratch: &Scratch, out: &Path) -> Result<String, String> {
 }
 
 fn manifest(what: &What, line: &str, dist: &Dist, tree: &Path) -> Result<String, String> {
-    let What { source, toolchain, built, account, again } = what;
+    let What { source, toolchain, built, account } = what;
     let mut text = String::new();
     let mut section = |title: &str, body: &str| {
         let _ = writeln!(text, "[{title}]\n{}\n", body.trim_end());
@@ -173,9 +165,6 @@ fn manifest(what: &What, line: &str, dist: &Dist, tree: &Path) -> Result<String,
     section("toolchain", &toolchain.versions);
     section("commands, run in two places", &built.recipe.text(source));
     section("binary of both", &built.hash);
-    if *again {
-        section("not for acceptance", "the builds may have used what an earlier one had compiled (--build-dir)");
-    }
     section("dependencies, as Cargo.lock has them", &build::dependencies(toolchain, tree)?);
     section("files", &dist.sums()?);
     Ok(text.trim_end().to_owned() + "\n")

@@ -29,6 +29,7 @@ Usage: cargo xtask test [--only STAGE,STAGE…]
   trixie    tests/system on a host with systemd 257
   bookworm  tests/system on a host with systemd 252
   backports attacks and threats of tests/system on a host with systemd 254
+  rehearsal cargo xtask dist, and the pages on installation, acceptance and cutover followed on both
   soak      cargo xtask soak for two minutes
   node      cargo xtask node-test
   demo      cargo xtask demo, with a command and as a tour
@@ -66,6 +67,7 @@ const STAGES: &[&[(&str, Run)]] = &[
         ("bookworm", |context| system(context, Suite::Bookworm, &[])),
     ],
     &[("backports", |context| system(context, Suite::Backports, &THREATS))],
+    &[("rehearsal", rehearsal)],
     &[("soak", soak)],
     &[("node", node)],
     &[("demo", demo)],
@@ -307,6 +309,14 @@ fn on_a_host(context: &Context, suite: Suite, filter: &[&str]) -> Result<Ran, St
     }
     host.down().map_err(text)?;
     Ok(ran)
+}
+
+fn rehearsal(context: &Context) -> Ran {
+    if let Err(error) = host::install_tools(&mut |line| eprintln!("       rehearsal: {line}")) {
+        return Ran::fault(error.to_string());
+    }
+    let mut command = context.cargo(&["test", "--package", "xtask", "--test", "rehearsal"]);
+    run::logged(&mut command, &context.log("rehearsal")).with_tests()
 }
 
 fn soak(context: &Context) -> Ran {

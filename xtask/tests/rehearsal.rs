@@ -1,8 +1,8 @@
 //! docs/install.md, docs/root-acceptance.md and docs/cutover.md, followed to the letter: their own commands, on hosts on which
 //! nothing is installed, with the stand-in where the server would be.
 //!
-//! Two dists are built, of the tree as it is and of one that differs in a word, and both suites go through installation,
-//! acceptance, cutover, upgrade, rollback and removal. Needs root, and some minutes for the builds: `cargo xtask test` runs it,
+//! The tree as it is is built and written by `cargo xtask dist`, and both suites go through installation, acceptance, cutover,
+//! upgrade, rollback and removal. Needs root, and some minutes for the builds: `cargo xtask test` runs it,
 //! plain `cargo test` does not.
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +17,7 @@ use std::time::Duration;
 use opencode_pty::frame::message::Exit;
 use support::host::{BootOptions, Host, Suite, WORKSPACE, build_standin, target, workspace};
 use support::page;
-use support::readiness::MARKER_PATH;
+use support::readiness::{MARKER_PATH, TEMPLATE_PATH, render, revision_line};
 use support::standin::{CONTROL_PATH, Standin};
 
 /// How long anything that normally takes milliseconds may take. Chosen: a loaded machine is no failure.
@@ -84,27 +84,36 @@ fn dists() -> &'static Dists {
         let checkout = at("checkout");
         run(git(&["clone", "--quiet"]).arg(at("git")).arg(&checkout));
 
-        let dist = |name: &str| {
-            let path = target().join("rehearsal").join(name);
-            let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
-            command.arg("dist").arg("--repository").arg(&checkout).arg("--out").arg(&path);
-            run(command.arg("--build-dir").arg(at("build")));
-            // What a reviewer does: nothing of ours but the line on the page.
-            let hash = run(Command::new("sh").args(["-euc", &block("source-hash")]).current_dir(&checkout));
-            let commit = run(git(&["rev-parse", "HEAD"]).current_dir(&checkout));
-            Dist { path, reviewed: format!("revision=opencode-v2-pilot:git:{commit};pty-source:sha256:{hash}") }
-        };
-        let first = dist("first");
-        let role = checkout.join("src/role.rs");
-        let changed = fs::read_to_string(&role).unwrap().replace("name and version", "name and version, rehearsed");
-        fs::write(&role, changed).unwrap();
-        run(git(&["commit", "--quiet", "--all", "--message", "The next version"]).current_dir(&checkout));
-        let second = dist("second");
+        let path = target().join("rehearsal/first");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+        run(command.arg("dist").arg("--repository").arg(&checkout).arg("--out").arg(&path));
+        // What a reviewer does: nothing of ours but the line on the page.
+        let hash = run(Command::new("sh").args(["-euc", &block("source-hash")]).current_dir(&checkout));
+        let commit = run(git(&["rev-parse", "HEAD"]).current_dir(&checkout));
+        let first = Dist { path, reviewed: revision_line(&commit, &hash) };
+        let second = next_version(&first);
 
         let binary = |dist: &Dist| fs::read(dist.path.join("opencode-pty")).unwrap();
         assert!(binary(&first) != binary(&second), "the next version is no other binary");
         Dists { first, second, standin: build_standin().unwrap() }
     })
+}
+
+/// The next version, for the upgrade: another revision with another binary.
+///
+/// Not built: two more builds would take minutes, and show nothing about an upgrade. A byte behind an ELF file's end makes it
+/// another file and the same program.
+fn next_version(first: &Dist) -> Dist {
+    let path = first.path.with_file_name("second");
+    let _ = fs::remove_dir_all(&path);
+    run(Command::new("cp").arg("--archive").arg(&first.path).arg(&path));
+    let reviewed = revision_line(&"2".repeat(40), &"2".repeat(64));
+    let template = fs::read_to_string(workspace().join(TEMPLATE_PATH)).unwrap();
+    fs::write(path.join("opencode-pty-verify-readiness"), render(&template, &reviewed).unwrap()).unwrap();
+    let sums =
+        "echo >>opencode-pty; rm SHA256SUMS; find * -type f -exec sha256sum {} + >../SHA256SUMS; mv ../SHA256SUMS .";
+    run(Command::new("sh").args(["-euc", sums]).current_dir(&path));
+    Dist { path, reviewed }
 }
 
 /// A directory that is removed at the end.

@@ -120,9 +120,6 @@ impl Place {
 
     /// Source, crates, and a cargo home that knows of nothing else.
     fn prepare(&self, source: &Source, crates: &Path) -> Result<(), String> {
-        for left in [self.source(), self.crates(), self.home()] {
-            remove(&left)?;
-        }
         fs::create_dir_all(self.home()).map_err(failed("make a cargo home"))?;
         source.export(&self.source())?;
         run(Command::new("cp").args(["--recursive", "--no-target-directory"]).arg(crates).arg(self.crates()))?;
@@ -140,26 +137,6 @@ impl Place {
 
     fn build(&self, recipe: &Recipe, toolchain: &Toolchain) -> Result<(), String> {
         refuse_other_configuration(&self.root)?;
-        if self.target().exists() {
-            // What git exports is as old as its commit, and would look as if it had been compiled already.
-            let clean = [
-                "clean",
-                "--frozen",
-                "--release",
-                "--package",
-                "opencode-pty",
-                "--target",
-                TRIPLE,
-                "--target-dir",
-                "$TARGET",
-            ];
-            self.cargo(recipe, toolchain, &clean.map(str::to_owned))?;
-        }
-        self.cargo(recipe, toolchain, &recipe.arguments)
-    }
-
-    /// Runs cargo here, in the recipe's environment and as this place's user.
-    fn cargo(&self, recipe: &Recipe, toolchain: &Toolchain, arguments: &[String]) -> Result<(), String> {
         let real = |text: &str| self.real(text, toolchain);
         let pinned = recipe.environment.iter().map(|(name, value)| format!("{name}={}", real(value)));
         let environment = self.environment.iter().map(|(name, value)| format!("{name}={value}")).chain(pinned);
@@ -175,7 +152,7 @@ impl Place {
             Command::new("env")
         };
         build.arg("-i").args(environment).arg(real(&recipe.program));
-        build.args(arguments.iter().map(|word| real(word)));
+        build.args(recipe.arguments.iter().map(|word| real(word)));
         build.current_dir(self.source()).stdin(Stdio::null());
         run(&mut build).map(drop)
     }
@@ -242,7 +219,6 @@ pub struct Built {
 
 /// Builds twice below a directory and compares. Two that differ are left beside `out`, to be looked at.
 pub fn twice(source: &Source, toolchain: &Toolchain, below: &Path, out: &Path) -> Result<Built, String> {
-    remove(&below.join("vendored"))?;
     let tree = below.join("vendored/source");
     source.export(&tree)?;
     let crates = below.join("vendored/crates");
@@ -284,13 +260,6 @@ pub fn twice(source: &Source, toolchain: &Toolchain, below: &Path, out: &Path) -
     }
     let hash = super::sha256(&first)?;
     Ok(Built { binary: first, hash, recipe })
-}
-
-fn remove(directory: &Path) -> Result<(), String> {
-    if !directory.exists() {
-        return Ok(());
-    }
-    fs::remove_dir_all(directory).map_err(failed(&format!("remove {}", directory.display())))
 }
 
 /// Cargo reads configuration in every directory above; none may have a say here.

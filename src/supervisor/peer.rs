@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use smol::Async;
+use smol::future::zip;
 
 use super::Context;
 use crate::report::Chain;
@@ -59,16 +60,13 @@ pub async fn identify(stream: &Async<UnixStream>, cred: Credentials, context: &C
         Err(error) => return Err(denied(format!("cannot get the peer's pidfd: {error}"))),
     };
 
-    // 3: what PID 1 says of it.
-    let membership = context
-        .manager
-        .unit_of(pidfd.as_fd(), cred.pid)
-        .await
-        .map_err(|error| denied(format!("cannot find its unit: {}", Chain(&error))))?;
+    // 3: what PID 1 says of it. Both at once: it answers in order, and what holds of the process before step 4 holds then.
+    let (membership, state) = zip(context.manager.unit_of(pidfd.as_fd(), cred.pid), read_server(context)).await;
+    let membership = membership.map_err(|error| denied(format!("cannot find its unit: {}", Chain(&error))))?;
     if membership.unit != context.options.server_unit {
         return Err(denied(format!("it belongs to {}", crate::report::quoted(&membership.unit))));
     }
-    let state = read_server(context).await?;
+    let state = state?;
     check_server(&state, cred.pid, context)?;
     if membership.invocation.as_ref().is_some_and(|invocation| *invocation != state.invocation) {
         return Err(denied("its unit was restarted meanwhile"));

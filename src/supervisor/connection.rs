@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use smol::Async;
-use smol::future::FutureExt;
+use smol::future::{FutureExt, zip};
 
 use super::Context;
 use super::admission::{Handshake, Slot};
@@ -138,17 +138,17 @@ async fn converse(
         context.shutdown.wait_for(|shutdown| shutdown.then_some(())).await;
         Err(Refusal::told(ErrorCode::Shutdown, "the supervisor is shutting down", ""))
     };
-    let Admitted { peer, slot, start, directory } = handshake.or(shutdown).await?;
+    let Admitted { peer, slot, request } = handshake.or(shutdown).await?;
 
     let hangup = match context.hangups.add(stream.get_ref()) {
         Ok(hangup) => hangup,
         Err(error) => {
-            context.pool.dispose(vec![directory]);
+            request.give_up(context).await;
             return Err(Refusal::told(ErrorCode::Io, "the connection cannot be watched", error));
         }
     };
     let senses = Senses::default();
-    let story = run(context, &senses, outbound, &peer, &start, directory);
+    let story = run(context, &senses, outbound, &peer, request);
     let session = story.or(async {
         let follow = async {
             match inbound.follow(&senses.inbox).await {
@@ -175,9 +175,8 @@ async fn converse(
         follow.or(hung_up).or(died).or(shutdown).await;
         pending().await
     });
-    let ended = session.await;
+    let last_word = session.await;
     drop(slot);
-    let last_word = ended?;
     let has_record = matches!(last_word, LastWord::Exit(_));
     conclude(&senses, outbound, last_word).await;
     // The client closes. A stop that crossed the exit on its way still gets its answer. After an error we close.
@@ -202,8 +201,24 @@ async fn converse(
 struct Admitted {
     peer: Peer,
     slot: Slot,
+    request: Request,
+}
+
+/// A session that may be started, and what it takes.
+struct Request {
     start: Start,
     directory: OwnedFd,
+    session: Session,
+    /// The session's end of its terminal.
+    theirs: OwnedFd,
+}
+
+impl Request {
+    /// Nothing was started, and nothing will be.
+    async fn give_up(self, context: &Context) {
+        context.pool.dispose(vec![self.directory]);
+        self.session.abandon().await;
+    }
 }
 
 /// Who is it, is there room, what does it want, is the directory what it says, and is it still the same: in
@@ -228,15 +243,27 @@ async fn shake_hands(
         .ok_or_else(|| Refusal::told(ErrorCode::Busy, "every session slot is taken", ""))?;
     let (start, directory) = until(deadline, inbound.start()).await.ok_or_else(late)??;
     let directory = until(deadline, check_directory(context, &start, directory)).await.ok_or_else(late)??;
-    let confirmed = until(deadline, peer.confirm(context)).await;
-    if !matches!(confirmed, Some(Ok(()))) {
-        context.pool.dispose(vec![directory]);
-        return Err(confirmed.map_or_else(late, |denied| match denied {
-            Err(denial) => denial.into(),
-            Ok(()) => late(),
-        }));
-    }
-    Ok(Admitted { peer, slot, start, directory })
+    // The second look comes last. What a session registers at the bus is on its way meanwhile; its time is bounded, too.
+    let (confirmed, session) = zip(until(deadline, peer.confirm(context)), Session::new(context)).await;
+    let denied = match confirmed {
+        Some(Ok(())) => None,
+        Some(Err(denial)) => Some(denial.into()),
+        None => Some(late()),
+    };
+    let refusal = match (denied, session) {
+        (None, Ok((session, theirs))) => {
+            return Ok(Admitted { peer, slot, request: Request { start, directory, session, theirs } });
+        }
+        (Some(denied), Ok((session, _))) => {
+            session.abandon().await;
+            denied
+        }
+        (denied, Err(error)) => {
+            denied.unwrap_or(Refusal::Told { code: error.code, message: error.message, detail: error.detail })
+        }
+    };
+    context.pool.dispose(vec![directory]);
+    Err(refusal)
 }
 
 /// Whether the descriptor is the directory the frame speaks of.
@@ -308,16 +335,9 @@ async fn run(
     senses: &Senses,
     outbound: &mut Outbound,
     peer: &Peer,
-    start: &Start,
-    directory: OwnedFd,
-) -> Result<LastWord, Refusal> {
-    let (mut session, theirs) = match Session::new(context).await {
-        Ok(made) => made,
-        Err(error) => {
-            context.pool.dispose(vec![directory]);
-            return Err(Refusal::Told { code: error.code, message: error.message, detail: error.detail });
-        }
-    };
+    request: Request,
+) -> LastWord {
+    let Request { start, directory, mut session, theirs } = request;
     let name = session.name().clone();
 
     // A stop before the start is complete cancels it at once; later it waits for the input before it.
@@ -331,12 +351,12 @@ async fn run(
         };
         raised.or(stop).await;
     };
-    let started = session.start(context, start, theirs, directory, cancelled).await;
+    let started = session.start(context, &start, theirs, directory, cancelled).await;
     if let Err(error) = started {
         let cause = senses.cause.get();
         socket::shut_down(session.terminal().get_ref());
         if finish(context, session).await.is_err() {
-            return Ok(LastWord::Error(ErrorCode::StopFailed, "the unit's end is not certain".to_owned()));
+            return LastWord::Error(ErrorCode::StopFailed, "the unit's end is not certain".to_owned());
         }
         let (cancelled_by, code, reason) = match &cause {
             Some(cause) => (cause.word(), "", format!("cancelled by {cause}")),
@@ -354,17 +374,17 @@ async fn run(
             ],
             &format!("{name}: not started for pid {}: {reason}", peer.pid()),
         );
-        return Ok(match cause {
+        return match cause {
             None => LastWord::Error(error.code, error.message),
             Some(Cause::Stop) => LastWord::Exit(Exit::stopped()),
             Some(Cause::Shutdown) => LastWord::Error(ErrorCode::Shutdown, "the supervisor is shutting down".to_owned()),
             Some(Cause::Violation(code, reason)) => LastWord::Error(code, reason),
             Some(Cause::Disconnect(_)) => LastWord::Nothing,
-        });
+        };
     }
 
     let began = Instant::now();
-    log_start(&session, peer, start);
+    log_start(&session, peer, &start);
     if outbound.answer(Kind::Started, name.as_str().as_bytes()).await.is_err() {
         senses.raise(Cause::Disconnect("a client that did not take the answer"));
     }
@@ -384,7 +404,7 @@ async fn run(
         (None, ..) => Exit::lost(),
     };
     let Ok(cleaned) = cleaned else {
-        return Ok(LastWord::Error(ErrorCode::StopFailed, "the unit's end is not certain".to_owned()));
+        return LastWord::Error(ErrorCode::StopFailed, "the unit's end is not certain".to_owned());
     };
     let ending = Ending {
         exit: &exit,
@@ -393,12 +413,12 @@ async fn run(
         cleaned: &cleaned,
     };
     log_end(&name, peer, (&running, began), (senses.inbox.received.get(), outbound.output_bytes()), &ending);
-    Ok(match cause {
+    match cause {
         Some(Cause::Disconnect(_)) => LastWord::Nothing,
         // A session that has ended by itself keeps its record, whatever the client sends then.
         Some(Cause::Violation(code, reason)) if end.is_none() => LastWord::Error(code, reason),
         _ => LastWord::Exit(exit),
-    })
+    }
 }
 
 /// Bytes both ways until the unit ends by itself (how) or is to be stopped (`None`).

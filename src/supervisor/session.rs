@@ -127,6 +127,11 @@ impl Session {
         ))
     }
 
+    /// Ends the registration of a session that the manager has not heard of.
+    pub async fn abandon(self) {
+        self.watch.forget().await;
+    }
+
     /// The unit's name.
     pub fn name(&self) -> &UnitName {
         &self.name

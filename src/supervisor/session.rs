@@ -43,6 +43,8 @@ pub struct Session {
     doubtful: bool,
     /// What the unit read when it ran; empty before.
     running: UnitState,
+    /// What the manager's signals had said when that was asked for.
+    running_since: Seen,
     isolation: String,
 }
 
@@ -120,11 +122,18 @@ impl Session {
             .watch(name.as_str())
             .await
             .map_err(|error| StartError::failed("the service manager does not answer", error))?;
-        let running = UnitState::default();
-        Ok((
-            Self { name, watch, terminal, may_exist: false, doubtful: false, running, isolation: String::new() },
-            theirs,
-        ))
+        let running_since = watch.events().with(Seen::of);
+        let session = Self {
+            name,
+            watch,
+            terminal,
+            may_exist: false,
+            doubtful: false,
+            running: UnitState::default(),
+            running_since,
+            isolation: String::new(),
+        };
+        Ok((session, theirs))
     }
 
     /// Ends the registration of a session that the manager has not heard of.
@@ -190,15 +199,17 @@ impl Session {
                 let answer = within(LAUNCHER_ANSWER_TIME, hand_over(terminal, &frame)).await;
                 answer.unwrap_or_else(|| Err(StartError::failed("the launcher does not answer", "in time")))
             };
+            let since = self.watch.events().with(Seen::of);
             let read = context.manager.read(self.name.as_str());
             let (isolation, running) = zip(handed_over, read).await;
-            Ok((isolation?, running))
+            Ok((isolation?, running, since))
         };
         let cancelled = async {
             cancelled.await;
             Err(StartError::failed("cancelled", "before it was running"))
         };
-        let (isolation, running) = cancelled.or(rest).await?;
+        let (isolation, running, since) = cancelled.or(rest).await?;
+        self.running_since = since;
         // It ran, so it can be read, unless it has ended and been collected already or the bus is away. Without
         // an invocation no record will be believed.
         self.running = match running {
@@ -289,10 +300,14 @@ impl Session {
     pub async fn ended(&self, context: &Context) -> End {
         let name = self.name.as_str();
         let events = self.watch.events();
-        let mut referenced = events.with(|events| events.generation);
+        let mut referenced = self.running_since.generation;
         let mut unreadable = None;
+        // The end may have come before this call, so a look comes first, unless the latest one is no older than the signals.
+        let fresh = self.running_since;
+        if !self.running.has_ended() {
+            events.wait_for(|events| (Seen::of(events) != fresh).then_some(())).await;
+        }
         loop {
-            // What happened before this call may be the end already: a look comes first.
             let seen = events.with(Seen::of);
             if seen.generation != referenced {
                 // A reference ends with the bus connection it was taken on.

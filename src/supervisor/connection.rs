@@ -393,7 +393,8 @@ async fn run(
 
     // Whatever ended it: first the unit, then the rest of its output, then the record.
     let running = session.running().clone();
-    let (terminal, cleaned) = stop_and_drain(context, senses, outbound, session, end.is_none()).await;
+    // Large, and not before the end: a session that runs does not carry it.
+    let (terminal, cleaned) = Box::pin(stop_and_drain(context, senses, outbound, session, end.is_none())).await;
     drop(terminal);
     let cause = senses.cause.get();
     let exit = match (&end, &cause, &cleaned) {

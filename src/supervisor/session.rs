@@ -4,6 +4,7 @@
 //! [`Session::clean_up`], which alone decides that nothing is left. The unit's name is the only handle that
 //! survives everything, so it is fixed before the manager hears of it.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -45,6 +46,8 @@ pub struct Session {
     running: UnitState,
     /// What the manager's signals had said when that was asked for.
     running_since: Seen,
+    /// Its end, once that has been read, and what the signals had said by then.
+    end: RefCell<Option<Box<(Seen, UnitState)>>>,
     isolation: String,
 }
 
@@ -131,6 +134,7 @@ impl Session {
             doubtful: false,
             running: UnitState::default(),
             running_since,
+            end: RefCell::default(),
             isolation: String::new(),
         };
         Ok((session, theirs))
@@ -320,7 +324,10 @@ impl Session {
                 // A job for a unit that has stopped will start it again: somebody's restart. The manager sends no HUP
                 // for one, so script(1) died of TERM, which it tells as an exit with 0: nothing to pass on.
                 Ok(state) if state.has_ended() && state.job != 0 => return End::Lost,
-                Ok(state) if state.has_ended() => return End::Stopped(Box::new(state)),
+                Ok(state) if state.has_ended() => {
+                    self.end.replace(Some(Box::new((seen, state.clone()))));
+                    return End::Stopped(Box::new(state));
+                }
                 Ok(_) => {}
                 Err(CallError::NoSuchUnit) => return End::Lost,
                 Err(_) => {
@@ -398,18 +405,21 @@ impl Session {
     async fn stop(&self, context: &Context, last: &mut Option<UnitState>) {
         let name = self.name.as_str();
         let events = self.watch.events();
-        let mut ask = !self.seems_ended();
+        let mut known_end = self.end.take();
+        let mut ask = known_end.is_none() && !self.seems_ended();
         let mut our_job = 0;
         let mut restarts = 0;
         loop {
             let seen = events.with(Seen::of);
+            let known = known_end.take().filter(|end| end.0 == seen && end.1.is_at_rest());
             let asked = if ask { context.manager.stop(name).await } else { Ok(our_job) };
-            let state = match asked {
-                Ok(job) => {
+            let state = match (asked, known) {
+                (Ok(_), Some(end)) => Ok(end.1),
+                (Ok(job), None) => {
                     our_job = job;
                     context.manager.read(name).await
                 }
-                Err(error) => Err(error),
+                (Err(error), _) => Err(error),
             };
             match state {
                 // This counts as gone: the start call has been answered, or was sent before this one on the same
@@ -420,9 +430,12 @@ impl Session {
                     last.get_or_insert(state);
                     ask = false;
                     // The references are counted: the start's, and one more for each manager that has come since. When
-                    // there is none of ours left, the unit goes by itself.
-                    if context.manager.release(name).await.is_ok() {
-                        continue;
+                    // there is none of ours left, the unit goes by itself, before the manager takes another call.
+                    let (released, there) = zip(context.manager.release(name), context.manager.find(name)).await;
+                    match (released, there) {
+                        (_, Err(CallError::NoSuchUnit)) => return,
+                        (Ok(()), _) => continue,
+                        (Err(_), _) => {}
                     }
                 }
                 Ok(state) => {

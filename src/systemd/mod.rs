@@ -302,6 +302,12 @@ impl Manager {
         self.call(path, "org.freedesktop.DBus.Properties", "GetAll", &("",)).await
     }
 
+    /// Whether the manager knows a unit. Unlike a read, this does not make it load one to tell that there is none.
+    pub async fn find(&self, name: &str) -> Result<(), CallError> {
+        let _: OwnedObjectPath = self.manager("GetUnit", &(name,)).await?;
+        Ok(())
+    }
+
     /// The unit a process belongs to: the very process of the pidfd where the manager can say so, else whoever has
     /// this pid (then the pidfd must be checked afterwards).
     pub async fn unit_of(&self, pidfd: BorrowedFd<'_>, pid: u32) -> Result<Membership, CallError> {

@@ -74,12 +74,14 @@ pub struct Inbound {
     pool: Pool,
     header: [u8; FRAME_HEADER_BYTES],
     position: Position,
+    /// Less came than there was room for: the reactor tells of what comes next.
+    emptied: bool,
 }
 
 impl Inbound {
     /// Nothing received yet.
     pub fn new(stream: Rc<Async<UnixStream>>, pool: Pool) -> Self {
-        Self { stream, pool, header: [0; FRAME_HEADER_BYTES], position: Position::Header { have: 0 } }
+        Self { stream, pool, header: [0; FRAME_HEADER_BYTES], position: Position::Header { have: 0 }, emptied: false }
     }
 
     /// Receives some bytes, at least one. Descriptors go onto the end of `descriptors`.
@@ -148,7 +150,8 @@ impl Inbound {
         loop {
             match self.follow_once(inbox).await {
                 // One client that sends as fast as we read must not have the thread for itself.
-                Ok(()) => yield_now().await,
+                Ok(()) if !self.emptied => yield_now().await,
+                Ok(()) => {}
                 Err(over) => return over,
             }
         }
@@ -156,6 +159,9 @@ impl Inbound {
 
     async fn follow_once(&mut self, inbox: &Inbox) -> Result<(), Over> {
         let room = inbox.input.wait_for(|queue| (queue.space() > 0).then(|| queue.space())).await;
+        if std::mem::take(&mut self.emptied) {
+            self.stream.readable().await.map_err(|_| Over::HungUp)?;
+        }
         let mut buffer = Buffer::take();
         let mut descriptors = Vec::new();
         let window = buffer.get_mut(..room).unwrap_or_default();
@@ -170,12 +176,12 @@ impl Inbound {
             Ok(received) if received.bytes == 0 => return Err(Over::HungUp),
             Ok(received) => received.bytes,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                // An idle connection has no buffer.
-                drop(buffer);
-                return self.stream.readable().await.map_err(|_| Over::HungUp);
+                self.emptied = true;
+                return Ok(());
             }
             Err(_) => return Err(Over::HungUp),
         };
+        self.emptied = count < room;
         self.parse(buffer.get(..count).unwrap_or_default(), inbox)?;
         Ok(())
     }

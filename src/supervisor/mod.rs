@@ -236,7 +236,10 @@ async fn serve(options: Options) -> Result<(), Error> {
     });
 
     executor.spawn(keep_link).detach();
-    executor.run(serve_on(&context, terminated)).await
+    // A task, which is looked at when something of its own has happened. What `run` is given is looked at on every wake-up,
+    // whoever it is for: an `accept` each time.
+    let serving = executor.spawn(async move { serve_on(&context, terminated).await });
+    executor.run(serving).await
 }
 
 async fn serve_on(context: &Rc<Context>, mut terminated: Signals) -> Result<(), Error> {

@@ -80,8 +80,13 @@ impl Outbound {
 
     /// Carries output from the terminal to the client until the terminal's end of file. An error is the client's.
     pub async fn forward(&mut self, terminal: &Async<UnixStream>) -> io::Result<()> {
+        let mut emptied = false;
         loop {
             self.flush().await?;
+            // Less came than there was room for: to ask again would give nothing, and the reactor tells of what comes next.
+            if std::mem::take(&mut emptied) && terminal.readable().await.is_err() {
+                return Ok(());
+            }
             let mut buffer = Buffer::take();
             let place = buffer.get_mut(FRAME_HEADER_BYTES..FRAME_HEADER_BYTES + DATA_BYTES_MAX).unwrap_or_default();
             match message::receive_bytes(terminal.get_ref(), place) {
@@ -91,15 +96,13 @@ impl Outbound {
                     buffer.get_mut(..FRAME_HEADER_BYTES).unwrap_or_default().copy_from_slice(&header.encode());
                     (self.frame, self.start, self.end) = (Some(buffer), 0, FRAME_HEADER_BYTES + count);
                     self.output += count as u64;
-                    // A terminal that never pauses must not have the thread for itself.
-                    yield_now().await;
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    drop(buffer);
-                    if terminal.readable().await.is_err() {
-                        return Ok(());
+                    emptied = count < DATA_BYTES_MAX;
+                    if !emptied {
+                        // A terminal that never pauses must not have the thread for itself.
+                        yield_now().await;
                     }
                 }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => emptied = true,
                 // The session's end is gone with input of ours unread: that is its end of file.
                 Err(_) => return Ok(()),
             }

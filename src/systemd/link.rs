@@ -63,6 +63,9 @@ pub enum LinkError {
     },
 }
 
+/// What of a unit is worth reading it again for.
+pub(super) const WORTH_READING: [&str; 4] = ["ActiveState", "MainPID", "InvocationID", "Job"];
+
 impl LinkError {
     fn bus(doing: &'static str, source: zbus::Error) -> Self {
         Self::Bus { doing, source: Box::new(source) }
@@ -289,17 +292,28 @@ impl Link {
         }
     }
 
+    /// Takes note of what a unit is said to be. The manager says it all again whenever anything about the unit changed, and
+    /// of the server's unit at each start and end of a session; only what is new is worth reading the unit for.
     fn note_changes(&self, name: &str, changed: &HashMap<&str, Value<'_>>) {
-        let active = changed.get("ActiveState").and_then(|value| value.downcast_ref::<&str>().ok());
-        let worth_reading = ["ActiveState", "MainPID", "InvocationID"].iter().any(|name| changed.contains_key(name));
-        if worth_reading {
-            self.tell(name, |events| {
-                events.changes += 1;
-                if let Some(active) = active {
-                    events.active = Some(active.to_owned());
-                }
-            });
+        if !WORTH_READING.iter().any(|property| changed.contains_key(property)) {
+            return;
         }
+        self.tell(name, |events| {
+            if let Some(active) = changed.get("ActiveState").and_then(|value| value.downcast_ref::<&str>().ok()) {
+                events.active = Some(active.to_owned());
+            }
+            let ended = matches!(events.active.as_deref(), Some("inactive" | "failed"));
+            let mut is_new = false;
+            for (known, property) in events.said.iter_mut().zip(WORTH_READING) {
+                let Some(said) = changed.get(property).map(ToString::to_string) else { continue };
+                if known.as_ref() != Some(&said) {
+                    // A job of a unit that runs is told by its removal; of one that has ended, it is somebody's restart.
+                    is_new |= property != "Job" || ended;
+                    *known = Some(said);
+                }
+            }
+            events.changes += u64::from(is_new);
+        });
     }
 
     fn tell(&self, unit: &str, change: impl FnOnce(&mut UnitEvents)) {

@@ -207,6 +207,8 @@ pub struct UnitEvents {
     pub jobs: Vec<(String, String)>,
     /// The latest `ActiveState`.
     pub active: Option<String>,
+    /// The latest of each property in `link::WORTH_READING`, as text.
+    said: [Option<String>; link::WORTH_READING.len()],
     /// How often the unit was said to be unloaded: really, or for a moment in a reload of the manager.
     pub removals: u64,
     /// How often something changed that is worth reading the unit again.

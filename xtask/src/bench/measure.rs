@@ -519,6 +519,9 @@ impl<'a> Bench<'a> {
                 >/etc/systemd/system/opencode-pty-supervisor.service.d/50-bench.conf
             printf '[Slice]\nTasksMax=infinity\nMemoryHigh=infinity\nMemoryMax=infinity\n' \
                 >/etc/systemd/system/opencode-pty.slice.d/50-bench.conf
+            # Three match rules a session: more than the bus gives a connection by default (512) from the 171st on.
+            printf '<busconfig><limit name=\"max_match_rules_per_connection\">4096</limit></busconfig>' >/etc/dbus-1/system.d/50-bench.conf
+            busctl call org.freedesktop.DBus /org/freedesktop/DBus org.freedesktop.DBus ReloadConfig
             mkdir -p /etc/systemd/system/opencode-v2.service.d
             printf '[Service]\nLimitNPROC=infinity\n' >/etc/systemd/system/opencode-v2.service.d/50-bench.conf
             systemctl daemon-reload

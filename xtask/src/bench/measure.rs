@@ -73,14 +73,16 @@ const FLOWS: [(&str, &str); 3] = [
     ("seq", "seq 99999999 2>/dev/null | head -c %N"),
 ];
 
-/// A program that waits for a line, prints so many bytes, and tells the CPU time of script(1), if it is below one: there may be
-/// a shell between the two.
+/// A program that waits for a line, prints so many bytes, and tells what that cost script(1), if it is below one. (There may be a
+/// shell between the two. What the process did before it was script(1) does not count.)
 fn flow_text(producer: &str, bytes: u64) -> String {
     let producer = producer.replace("%N", &bytes.to_string());
     format!(
-        "printf ready; read x; {producer}; echo; p=$PPID n=
+        "p=$PPID n= before=0 after=0
         while [ $p -gt 1 ] && read -r n </proc/$p/comm && [ \"$n\" != script ]; do read -r a b c p d </proc/$p/stat; done
-        cat /proc/$p/schedstat 2>/dev/null"
+        printf ready; read x
+        read -r before x 2>/dev/null </proc/$p/schedstat; {producer}; read -r after x 2>/dev/null </proc/$p/schedstat
+        echo; echo $((after - before))"
     )
 }
 
@@ -385,9 +387,8 @@ impl<'a> Bench<'a> {
             if number(came)? < bytes as f64 {
                 return Err(Failure::Failed(format!("{}: {came} bytes came of {bytes}", who.name())));
             }
-            // The last line: time on the processor, time waiting, slices.
             let line = tail.trim_end().lines().last().unwrap_or_default();
-            script_ns += line.split(' ').next().and_then(|first| first.parse::<f64>().ok()).unwrap_or_default();
+            script_ns += line.trim().parse::<f64>().unwrap_or_default();
         }
         #[allow(clippy::cast_precision_loss)]
         let (mib, gib) = (mib as f64, mib as f64 / 1024.0);

@@ -45,7 +45,7 @@ fn filled(page: &str, report: &Report) -> Result<String, String> {
 
 fn table(id: &str, report: &Report) -> Option<String> {
     match id {
-        "machine" => Some(format!("```text\n{}```\n", report.machine.text())),
+        "machine" => Some(format!("```text\n{} run · {}```\n", report.size, report.machine.text())),
         "targets" => {
             let mut text = "| target | wanted | found | |\n| --- | --- | --- | --- |\n".to_owned();
             for target in &report.targets {

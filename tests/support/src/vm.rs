@@ -156,7 +156,8 @@ impl Vm {
                 let said = fs::read_to_string(state_dir(&self.name).join("qemu.log")).unwrap_or_default();
                 return Err(Error::failed(format!("boot {self}"), format!("QEMU ended: {said}")));
             }
-            match self.sh("systemctl is-system-running --wait") {
+            // An agent that went down with the machine never answers, and its port stays open: ask anew rather than wait.
+            match self.sh_within("systemctl is-system-running", Some(PONG_MAX)) {
                 Ok(output) => match String::from_utf8_lossy(&output.stdout).trim() {
                     "running" => return Ok(()),
                     "degraded" => {
@@ -190,11 +191,25 @@ impl Vm {
         output: &mut dyn Write,
         complaints: &mut dyn Write,
     ) -> Result<ExitStatus, Error> {
+        self.run_within(None, port, words, input, output, complaints)
+    }
+
+    /// The same; an error if nothing is heard from the VM for this long.
+    fn run_within(
+        &self,
+        silence: Option<Duration>,
+        port: Port,
+        words: &[&str],
+        input: impl Read + Send + 'static,
+        output: &mut dyn Write,
+        complaints: &mut dyn Write,
+    ) -> Result<ExitStatus, Error> {
         let doing = || format!("run '{}' in {self}", words.join(" "));
         let mut channel = self.connect(port)?;
         let mut command = words.join("\0");
         command.push('\0');
         let ended = (|| {
+            channel.set_read_timeout(silence)?;
             wire::write(&channel, Kind::Run, command.as_bytes())?;
             let sending = channel.try_clone()?;
             // It ends when the input does, or the connection.
@@ -226,9 +241,13 @@ impl Vm {
 
     /// Runs a bash script inside, without input, and waits for it.
     pub fn sh(&self, script: &str) -> Result<Output, Error> {
+        self.sh_within(script, None)
+    }
+
+    fn sh_within(&self, script: &str, silence: Option<Duration>) -> Result<Output, Error> {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         let words = ["/bin/bash", "-c", script];
-        let status = self.run(Port::Tests, &words, io::empty(), &mut stdout, &mut stderr)?;
+        let status = self.run_within(silence, Port::Tests, &words, io::empty(), &mut stdout, &mut stderr)?;
         Ok(Output { status, stdout, stderr })
     }
 

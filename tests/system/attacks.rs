@@ -2,11 +2,8 @@
 //!
 //! The attacker (`support::attacker`) runs a group of attacks in a session, and again where the protection is not: as the
 //! account in a plain unit, as root, as a child of the server. There each must succeed, or its failure in a session would
-//! say nothing. The outcomes of a run go to the file that `OPENCODE_PTY_CONTAINMENT` names, a line each; `cargo xtask
-//! containment` makes `docs/containment.md` of them. What has a story rather than an outcome is in `threats.rs`.
+//! say nothing. Each outcome is printed, a line each; `cargo xtask containment` makes `docs/containment.md` of them. What has a story rather than an outcome is in `threats.rs`.
 
-use std::fs::OpenOptions;
-use std::io::Write as _;
 use std::process::Stdio;
 
 use support::attacker::{Outcome, parse};
@@ -104,6 +101,7 @@ fn judge(fixture: &Fixture, rows: &[Row], group: &[&str], seen: &[(String, Outco
         let (_, outcomes) = controls.iter().find(|(known, _)| *known == kind).unwrap();
         outcomes.iter().find(|(known, _)| known == name).map(|(_, outcome)| outcome.clone())
     };
+    write_down_host(fixture);
     compare("", fixture.has_scopes(), rows, seen, controlled);
 }
 
@@ -121,7 +119,7 @@ fn compare(
     let mut wrong = Vec::new();
     for ((name, outcome), (_, threat, wanted, kind)) in seen.iter().zip(rows) {
         let control = controlled(name, *kind);
-        write_down(kernel, threat, name, outcome, control.as_ref(), *wanted);
+        write_down(kernel, threat, name, outcome, *kind);
         // Partly through is no proof that every part can be tried.
         let through = |outcome: &Outcome| matches!(outcome, Outcome::Succeeded(detail) if !detail.contains(" of "));
         match (outcome, &control) {
@@ -140,14 +138,23 @@ fn compare(
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// A line for docs/containment.md: whose kernel's domain, threat, attack, outcome, detail, control, what was wanted.
-fn write_down(kernel: &str, threat: &str, name: &str, outcome: &Outcome, control: Option<&Outcome>, wanted: Wanted) {
-    let Some(path) = std::env::var_os("OPENCODE_PTY_CONTAINMENT") else { return };
-    let control = control.map_or("not tried", Outcome::word);
-    let line =
-        [kernel, threat, name, outcome.word(), outcome.detail(), control, &format!("{wanted:?}")].join("\t") + "\n";
-    let file = OpenOptions::new().create(true).append(true).open(path);
-    file.and_then(|mut file| file.write_all(line.as_bytes())).unwrap();
+/// A line for docs/containment.md: whose kernel's domain, threat, attack, outcome, detail, and who must succeed.
+fn write_down(kernel: &str, threat: &str, name: &str, outcome: &Outcome, kind: Control) {
+    let who = match kind {
+        Account => "the account".to_owned(),
+        AccountWith(properties) => format!("the account, with {}", properties.join(" ")),
+        Root(&[]) => "root".to_owned(),
+        Root(properties) => format!("root, with {}", properties.join(" ")),
+        Child => "a child of the server".to_owned(),
+    };
+    println!("{}", ["containment", kernel, threat, name, outcome.word(), outcome.detail(), &who].join("\t"));
+}
+
+/// What ran this, for docs/containment.md.
+fn write_down_host(fixture: &Fixture) {
+    let systemd = fixture.root("systemctl --version | head -n 1");
+    let isolation = fixture.isolation();
+    println!("{}", ["containment-host", &systemd, &fixture.root("uname -r"), &isolation].join("\t"));
 }
 
 /// What comes of a group of attacks in a session.

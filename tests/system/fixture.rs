@@ -178,10 +178,15 @@ impl Fixture {
 
     /// Whether the last session was held by scopes (Landlock ABI 6).
     pub fn has_scopes(&self) -> bool {
+        self.isolation().contains("scope=signal,abstract")
+    }
+
+    /// What held the last session, in the launcher's words.
+    pub fn isolation(&self) -> String {
         let journal = self
             .root("journalctl --no-pager -o cat -u opencode-pty-supervisor.service | grep 'started for' | tail -n 1");
-        assert!(journal.contains("landlock="), "{journal}");
-        journal.contains("scope=signal,abstract")
+        let isolation = journal.split_once("groups=").map(|(_, isolation)| format!("groups={isolation}"));
+        isolation.unwrap_or_else(|| panic!("the journal does not say it: {journal}"))
     }
 
     /// How many descriptors the supervisor has open.

@@ -3,6 +3,7 @@
 mod args;
 mod bench;
 mod check;
+mod containment;
 mod demo;
 mod dist;
 mod fuzz;
@@ -22,6 +23,7 @@ Usage: cargo xtask COMMAND
   test   everything that shows whether the tree works
   check  format, lints, layers, documents
   dist   what an operator installs: two equal builds, units, verifier, manifest
+  containment  every attack on every kind of host, and docs/containment.md of it
   fuzz   every fuzz target for a while: nightly Rust and cargo-fuzz
   host   throw-away hosts with the product installed: up, shell, down
   node-test  the Node side under every runtime it is for
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
     let done = match command {
         "bench" => bench::main(rest),
         "check" => check::main(rest),
+        "containment" => containment::main(rest),
         "demo" => demo::main(rest),
         "dist" => dist::main(rest),
         "fuzz" => fuzz::main(rest),

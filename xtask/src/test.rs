@@ -15,6 +15,7 @@ pub use self::run::Counts;
 use self::run::Ran;
 use crate::Failure;
 use crate::args::Args;
+use crate::containment;
 
 const USAGE: &str = "\
 Usage: cargo xtask test [--only STAGE,STAGE…]
@@ -48,9 +49,6 @@ const ORDINARY_USER: &str = "65534";
 /// How many lines of a failed stage's log are shown.
 const LINES_SHOWN: usize = 60;
 
-/// The tests of tests/system that are about threats: the modules, and those that have a row's number in their name.
-const THREATS: [&str; 5] = ["attacks::", "threats::", "::t0", "::t1", "::t2"];
-
 type Run = fn(&Context) -> Ran;
 
 /// The stages in their order; those of one row run at the same time.
@@ -66,7 +64,7 @@ const STAGES: &[&[(&str, Run)]] = &[
         ("trixie", |context| system(context, Suite::Trixie, &[])),
         ("bookworm", |context| system(context, Suite::Bookworm, &[])),
     ],
-    &[("backports", |context| system(context, Suite::Backports, &THREATS))],
+&[("backports", |context| system(context, Suite::Backports, &threats(&context.root)))],
     &[("rehearsal", rehearsal)],
     &[("soak", soak)],
     &[("node", node)],
@@ -274,15 +272,33 @@ fn hosts(context: &Context) -> Ran {
     run::logged(&mut command, &context.log("hosts")).with_tests()
 }
 
+/// The tests of tests/system that are about threats: the modules, and what docs/threats.md names.
+fn threats(root: &Path) -> Vec<String> {
+    let page = fs::read_to_string(root.join("docs/threats.md")).unwrap_or_default();
+    let named = containment::rows(&page).into_iter().flat_map(|row| row.tests);
+    ["attacks::", "threats::"].into_iter().map(str::to_owned).chain(named).collect()
+}
+
+/// Runs them on a host of this suite, with the log where other stages' logs are not: for `cargo xtask containment`.
+pub fn threats_on(suite: Suite, logs: &Path) -> Result<(), Failure> {
+    let context = Context { root: host::workspace(), logs: logs.to_owned(), built: OnceLock::new() };
+    let started = Instant::now();
+    let ran = system(&context, suite, &threats(&context.root));
+    match report(&context, suite.name(), &ran, started).failed {
+        0 => Ok(()),
+        failed => Err(Failure::Failed(format!("{failed} tests failed on {suite}"))),
+    }
+}
+
 /// The system tests whose name has one of these words, or all of them.
-fn system(context: &Context, suite: Suite, filter: &[&str]) -> Ran {
+fn system(context: &Context, suite: Suite, filter: &[String]) -> Ran {
     match on_a_host(context, suite, filter) {
         Ok(ran) => ran.with_tests(),
         Err(fault) => Ran::fault(fault),
     }
 }
 
-fn on_a_host(context: &Context, suite: Suite, filter: &[&str]) -> Result<Ran, String> {
+fn on_a_host(context: &Context, suite: Suite, filter: &[String]) -> Result<Ran, String> {
     let built = context.built()?;
     let name = format!("test-{suite}-{}", std::process::id());
     let text = |error: host::Error| error.to_string();
@@ -294,7 +310,8 @@ fn on_a_host(context: &Context, suite: Suite, filter: &[&str]) -> Result<Ran, St
     let ran = match prepared {
         Ok(()) => {
             let mut command = Command::new(&built.tests);
-            command.arg("--test-threads=1").args(filter).env(HOST, host.name());
+            // The attacks print what came of them.
+            command.args(["--test-threads=1", "--show-output"]).args(filter).env(HOST, host.name());
             command.env("CARGO_MANIFEST_DIR", &context.root).current_dir(&context.root);
             run::logged(&mut command, &context.log(suite.name()))
         }

@@ -7,10 +7,10 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use opencode_pty::frame::message::ErrorCode;
-use support::host::WORKSPACE;
 use support::peer::{Peer, PeerError, Transcript};
 use support::standin::Probed;
 
+use crate::account::{GID, NAME, WORKSPACE};
 use crate::fixture::{Fixture, RUNTIME, SOON, exited, wait_until};
 use crate::outside::{DropIn, PROBE, RestartAtEnd, Running, SERVER, SUPERVISOR, outside, text};
 
@@ -106,7 +106,7 @@ fn a_process_that_was_moved_into_the_servers_control_group_is_closed_without_a_w
     let group = fixture.root(&format!("systemctl show --value -p ControlGroup {SERVER}"));
     let seen = bait.by_script(&format!(
         "echo $$ >/sys/fs/cgroup{group}/cgroup.procs && grep ^0:: /proc/self/cgroup &&
-        exec setpriv --reuid byk --regid byk --init-groups -- {}",
+        exec setpriv --reuid {NAME} --regid {GID} --init-groups -- {}",
         bait.probe
     ));
     assert_eq!(seen, format!("0::{group}\nclosed"));
@@ -123,7 +123,7 @@ fn the_account_elsewhere_is_closed_without_a_word() {
     let like = [&*format!("JoinsNamespaceOf={SERVER}"), "PrivateTmp=yes", "NoNewPrivileges=yes", "Slice=system.slice"];
     assert_eq!(outside(&fixture, &like, &["/bin/sh", "-c", &bait.probe]), "closed");
     // In no unit at all, as an ssh login without a session would be.
-    let seen = bait.by_script(&format!("exec setpriv --reuid byk --regid byk --init-groups -- {}", bait.probe));
+    let seen = bait.by_script(&format!("exec setpriv --reuid {NAME} --regid {GID} --init-groups -- {}", bait.probe));
     assert_eq!(seen, "closed");
 }
 
@@ -138,8 +138,8 @@ fn root_is_closed_without_a_word() {
     assert_eq!(seen, "closed");
     // One half of the account is not the account.
     let as_user = |options: &str| bait.by_script(&format!("exec setpriv {options} -- {}", bait.probe));
-    assert_eq!(as_user("--reuid root --regid byk --clear-groups"), "closed");
-    assert_eq!(as_user("--reuid byk --regid root --groups byk"), "closed");
+    assert_eq!(as_user(&format!("--reuid root --regid {GID} --clear-groups")), "closed");
+    assert_eq!(as_user(&format!("--reuid {NAME} --regid root --groups {GID}")), "closed");
 }
 
 #[test]
@@ -150,8 +150,8 @@ fn others_do_not_even_reach_the_socket() {
     let seen = as_user("--reuid eve --regid eve --clear-groups");
     assert!(seen.starts_with("refused Permission denied"), "{seen}");
     // Whom somebody has put into the account's group reaches it, and is nobody there.
-    assert_eq!(as_user("--reuid eve --regid eve --groups byk"), "closed");
-    assert_eq!(as_user("--reuid eve --regid byk --clear-groups"), "closed");
+    assert_eq!(as_user(&format!("--reuid eve --regid eve --groups {GID}")), "closed");
+    assert_eq!(as_user(&format!("--reuid eve --regid {GID} --clear-groups")), "closed");
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn the_socket_is_roots_for_the_account_and_its_directory_is_closed_to_others() {
     let fixture = Fixture::new();
     let seen = fixture
         .root("stat -c '%F %U %G %a' /run/opencode-pty /run/opencode-pty/supervisor.sock; ls -A /run/opencode-pty");
-    assert_eq!(seen, "directory root byk 750\nsocket root byk 660\nsupervisor.sock");
+    assert_eq!(seen, format!("directory root {NAME} 750\nsocket root {NAME} 660\nsupervisor.sock"));
 }
 
 // ---- the server, at the wrong time ---------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ import time
 time.sleep(600)
 "
     );
-    let _stranger = Running::python(&fixture, "byk", &program);
+    let _stranger = Running::python(&fixture, &NAME, &program);
     wait_until("the strangers' descriptors to be closed", SOON, || {
         let now = fixture.supervisor_descriptors();
         if now == before { Ok(()) } else { Err(format!("{now} instead of {before}")) }

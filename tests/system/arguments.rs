@@ -3,10 +3,10 @@
 use std::os::fd::OwnedFd;
 
 use opencode_pty::limits::{ARG_BYTES_MAX, ARGS_BYTES_MAX, ARGS_MAX, COMMAND_BYTES_MAX};
-use support::host::WORKSPACE;
 use support::peer::Peer;
 use support::standin::StartError;
 
+use crate::account::WORKSPACE;
 use crate::fixture::{Fixture, RUNTIME, exited};
 
 /// Prints each argument in hexadecimal, one a line.

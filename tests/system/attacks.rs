@@ -7,11 +7,12 @@
 use std::process::Stdio;
 
 use support::attacker::{Outcome, parse};
-use support::host::{PASSWORD_CANARY, WORKSPACE};
+use support::host::PASSWORD_CANARY;
 
+use crate::account::{GID, HOME, NAME, UID, WORKSPACE};
 use crate::fixture::{Fixture, SOON, wait_until};
 use crate::outside::{Naive, PROBE, Running, text};
-use crate::threats::{DAEMONS, PLAYED, PLAYED_PLACES, listen_at, server_and_address, server_pid};
+use crate::threats::{daemons, listen_at, server_and_address, server_pid};
 
 /// What must come of an attack in a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,9 +74,9 @@ fn outcomes(text: &str) -> Vec<(String, Outcome)> {
 
 /// What comes of a group of attacks outside any session.
 fn control(fixture: &Fixture, control: Control, group: &[&str]) -> Vec<(String, Outcome)> {
-    let (user, properties): (_, &[&str]) = match control {
-        Account => ("byk", &[]),
-        AccountWith(properties) => ("byk", properties),
+    let (user, properties): (&str, &[&str]) = match control {
+        Account => (&NAME, &[]),
+        AccountWith(properties) => (&NAME, properties),
         Root(properties) => ("root", properties),
         Child => {
             let finished = fixture.standin.spawn(&words(group)).unwrap();
@@ -164,7 +165,7 @@ fn in_a_session(fixture: &Fixture, group: &[&str]) -> Vec<(String, Outcome)> {
 
 // ---- T1, T9, T10, T14: sockets ---------------------------------------------------------------------------------------
 
-const SOCKETS: [Row; 7] = [
+const SOCKETS: [Row; 9] = [
     ("sockets, directly", "T9 T10 T14", Held, Account),
     ("sockets, by /var/run", "T9", Held, Account),
     ("sockets, up from the working directory", "T1", Held, Account),
@@ -172,28 +173,47 @@ const SOCKETS: [Row; 7] = [
     ("sockets, by /proc/PID/root of every visible process", "T1 T2", Held, Account),
     ("sockets, up from /proc/PID/cwd of every visible process", "T1 T2", Held, Account),
     ("an abstract socket outside", "T9", HeldByScopes, Account),
+    ("a socket in the /tmp that is the server's, too", "T14", Possible, Child),
+    ("a service on the loopback address", "T9", Possible, Account),
 ];
 
-/// Daemons that a session should not find, those of the host and those that a test plays; and the abstract one.
-fn daemons(fixture: &Fixture) -> (Running, Vec<&'static str>) {
-    assert_eq!(fixture.root(&format!("ls -d {PLAYED_PLACES} 2>/dev/null || true")), "", "the host has them already");
-    PLAYED_PLACES.split(' ').for_each(|path| fixture.remove_at_end(path));
-    let running = Running::python(fixture, "root", &listen_at(&[&PLAYED[..], &["\0test-attack"]].concat(), 0o666));
+/// Where what a session may reach listens: in the server's `/tmp`, on the loopback address.
+const NEIGHBOUR: &str = "/tmp/test-neighbour";
+const PORT: u16 = 47_113;
+
+/// Daemons that a session should not find, an abstract one, and two that it may; the attacker's words for them.
+fn tempting_daemons(fixture: &Fixture) -> ([Running; 2], Vec<String>) {
+    let (running, names) = daemons(fixture, &["\0test-attack"]);
     // As it is on a real host: for its group alone, which the account has and a session has not.
     fixture.root("chgrp docker /run/docker.sock && chmod 0660 /run/docker.sock");
-    // Bookworm has no varlink service there.
-    let exists = |path: &str| fixture.root(&format!("[ ! -e {path} ] || echo yes")) == "yes";
-    let mut names: Vec<&str> = DAEMONS.iter().copied().filter(|path| exists(path)).chain(PLAYED).collect();
-    names.push("@test-attack");
-    (running, names)
+    let listen = format!(
+        "import os, socket, signal\n\
+         here, there = socket.socket(socket.AF_UNIX), socket.socket()\n\
+         there.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n\
+         here.bind('{NEIGHBOUR}.new'); here.listen(99); there.bind(('127.0.0.1', {PORT})); there.listen(99)\n\
+         os.rename('{NEIGHBOUR}.new', '{NEIGHBOUR}'); signal.pause()"
+    );
+    let user = format!("User={NAME}");
+    let properties = [user.as_str(), "PrivateTmp=yes", "JoinsNamespaceOf=opencode-v2.service"];
+    let stop = format!("ExecStopPost=/bin/rm -f {NEIGHBOUR}");
+    let properties = [&properties[..], &[&stop]].concat();
+    let neighbour = Running::start(fixture, "test-neighbour", &properties, &["/usr/bin/python3", "-c", &listen]);
+    let there = format!("/proc/{}/root{NEIGHBOUR}", server_pid(fixture));
+    wait_until("the neighbour to listen", SOON, || {
+        let found = fixture.root(&format!("ls {there} 2>&1 || true"));
+        if found == there { Ok(()) } else { Err(found) }
+    });
+    let mut words: Vec<String> = names.iter().map(|path| format!("hidden:{path}")).collect();
+    words.extend(["abstract:test-attack".to_owned(), format!("shared:{NEIGHBOUR}"), format!("loopback:{PORT}")]);
+    ([running, neighbour], words)
 }
 
 #[test]
 fn a_session_reaches_no_socket_of_the_hosts_daemons_by_any_detour() {
     let fixture = Fixture::new();
-    let (_running, names) = daemons(&fixture);
+    let (_running, names) = tempting_daemons(&fixture);
     let pid = server_pid(&fixture);
-    let group = [&["sockets", pid.as_str()], &names[..]].concat();
+    let group: Vec<&str> = ["sockets", &pid].into_iter().chain(names.iter().map(String::as_str)).collect();
 
     let seen = in_a_session(&fixture, &group);
 
@@ -310,11 +330,11 @@ struct Trusting<'a>(&'a Fixture);
 
 impl<'a> Trusting<'a> {
     fn new(fixture: &'a Fixture) -> Self {
-        fixture.root(
+        fixture.root(&format!(
             "cp -p /etc/pam.d/su /etc/pam.d/su.test-kept
             sed -i '1i auth sufficient pam_permit.so' /etc/pam.d/su
-            echo 'byk ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/test-attack",
-        );
+            echo '{NAME} ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/test-attack"
+        ));
         Self(fixture)
     }
 }
@@ -386,17 +406,20 @@ fn namespaces_lead_a_session_nowhere() {
 
 #[test]
 fn files_of_roots_are_shut_and_the_accounts_are_open() {
-    const ENVIRONMENT: &str = "/home/byk/.local/share/opencode-v2-pilot/server.env";
     const ROWS: [Row; 3] = [
         ("files, /etc/shadow", "T3", Held, Root(&[])),
-        ("files, /home/byk/.local/share/opencode-v2-pilot/server.env", "T23", Held, Root(&[])),
-        ("files, /home/byk/work/test-own", "T23", Possible, Account),
+        ("files, the server's server.env where it is root's", "T23", Held, Root(&[])),
+        ("files, a private one of the account's", "T23", Possible, Account),
     ];
     let fixture = Fixture::new();
-    let own = format!("{WORKSPACE}/test-own");
+    let (environment, own) =
+        (format!("{HOME}/.local/share/opencode-v2-pilot/server.env"), format!("{WORKSPACE}/test-own"));
     fixture.remove_at_end(&own);
     fixture.write(&own, 0o600, "the account's\n");
-    let group = ["files", "/etc/shadow", ENVIRONMENT, &own];
+    let files = ROWS.map(|(name, ..)| name.trim_start_matches("files, "));
+    let words: Vec<String> =
+        files.iter().zip(["/etc/shadow", &environment, &own]).map(|(name, path)| format!("{name}={path}")).collect();
+    let group: Vec<&str> = ["files"].into_iter().chain(words.iter().map(String::as_str)).collect();
 
     let seen = in_a_session(&fixture, &group);
 
@@ -470,29 +493,30 @@ struct Willing<'a>(&'a Fixture);
 impl<'a> Willing<'a> {
     fn new(fixture: &'a Fixture) -> Self {
         let willing = Self(fixture);
-        // Where no PAM module sets it, the manager has to be told its directory.
-        fixture.root(
+        // Where no PAM module sets it, the manager has to be told its directory. A login shell that lets nobody in is no
+        // shell for tmux.
+        fixture.root(&format!(
             "set -e
-            mkdir -p /run/systemd/system/user@1000.service.d
-            printf '[Service]\\nEnvironment=XDG_RUNTIME_DIR=/run/user/1000\\n' \\
-                >/run/systemd/system/user@1000.service.d/90-test.conf
-            install -d -o byk -g byk -m 0700 /run/user/1000
+            mkdir -p /run/systemd/system/user@{UID}.service.d
+            printf '[Service]\\nEnvironment=XDG_RUNTIME_DIR=/run/user/{UID}\\n' \\
+                >/run/systemd/system/user@{UID}.service.d/90-test.conf
+            install -d -o {NAME} -g {GID} -m 0700 /run/user/{UID}
             systemctl daemon-reload
-            systemctl start atd.service user@1000.service
-            systemd-run --quiet --collect --unit=test-tmux --service-type=forking -p User=byk \\
-                tmux new-session -d 'sleep 600'",
-        );
+            systemctl start atd.service user@{UID}.service
+            systemd-run --quiet --collect --unit=test-tmux --service-type=forking -p User={NAME} -p Environment=SHELL=/bin/sh \\
+                tmux new-session -d 'sleep 600'"
+        ));
         willing
     }
 }
 
 impl Drop for Willing<'_> {
     fn drop(&mut self) {
-        let _ = self.0.host.sh(
-            "systemctl stop test-tmux.service user@1000.service user-runtime-dir@1000.service atd.service
-            rm -rf /run/systemd/system/user@1000.service.d /run/user/1000 /tmp/tmux-1000
-            systemctl daemon-reload; systemctl reset-failed",
-        );
+        let _ = self.0.host.sh(&format!(
+            "systemctl stop test-tmux.service user@{UID}.service user-runtime-dir@{UID}.service atd.service
+            rm -rf /run/systemd/system/user@{UID}.service.d /run/user/{UID} /tmp/tmux-{UID}
+            systemctl daemon-reload; systemctl reset-failed"
+        ));
     }
 }
 
@@ -617,9 +641,9 @@ fn the_wall_of_an_older_kernel_holds_all_but_signals_and_abstract_sockets() {
     let naive = Naive::new();
     let fixture = &naive.fixture;
     let [pid, address] = server_and_address(fixture);
-    let (_running, names) = daemons(fixture);
+    let (_running, names) = tempting_daemons(fixture);
     let scratch = temptations(fixture);
-    let sockets = [&["sockets", pid.as_str()], &names[..]].concat();
+    let sockets: Vec<&str> = ["sockets", &pid].into_iter().chain(names.iter().map(String::as_str)).collect();
     let adm = format!("{scratch}/adm");
     let groups: [(&[Row], &[&str]); 5] = [
         (&SOCKETS, &sockets),

@@ -10,6 +10,7 @@ use opencode_pty::frame::message::{ErrorCode, Exit};
 use support::peer::Frame;
 use support::random::Random;
 
+use crate::account::HOME;
 use crate::fixture::{Fixture, PLACES, SOON, Session, at_a_time, exited, side_by_side, wait_until};
 use crate::flood::long;
 use crate::outside::SUPERVISOR;
@@ -65,7 +66,7 @@ fn c40_every_descriptor_and_terminal_comes_back_whichever_way_a_session_ends() {
         match random.below(5) {
             0 => assert_eq!(fixture.run_one_of_many(&["true"]).exit, Some(exited(0))),
             1 => {
-                let nowhere = fixture.standin.start("/home/byk", 60, &["/nowhere"]).unwrap().read_to_end(SOON).unwrap();
+                let nowhere = fixture.standin.start(HOME, 60, &["/nowhere"]).unwrap().read_to_end(SOON).unwrap();
                 assert_eq!(nowhere.exit, Some(exited(127)));
             }
             2 => {
@@ -146,7 +147,7 @@ fn c27_sixteen_busy_loops_keep_neither_an_answer_nor_a_stop_waiting() {
     let fixture = Fixture::new();
     let mut sessions: Vec<Session> = (0..PLACES).map(|_| fixture.start_sh("while :; do :; done")).collect();
     let begun = Instant::now();
-    let refused = fixture.standin.start("/home/byk", 60, &["true"]).unwrap().read_to_end(SOON).unwrap();
+    let refused = fixture.standin.start(HOME, 60, &["true"]).unwrap().read_to_end(SOON).unwrap();
     assert_eq!(refused.error_code(), Some(ErrorCode::Busy), "{refused:?}");
     assert!(begun.elapsed() < SOON, "the answer took {:?}", begun.elapsed());
     stop_all(&fixture, &mut sessions, SOON);

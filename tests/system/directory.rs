@@ -4,9 +4,9 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 
 use opencode_pty::frame::message::ErrorCode;
-use support::host::WORKSPACE;
 use support::standin::Opening;
 
+use crate::account::{NAME, WORKSPACE};
 use crate::fixture::{Fixture, exited};
 
 /// Where the command finds itself: its path, then device and inode.
@@ -36,11 +36,11 @@ fn assert_is_refused(fixture: &Fixture, dir: impl AsFd, why: &str) {
 fn the_command_is_in_the_directory_that_was_opened() {
     let fixture = Fixture::new();
     let dir = fixture.standin.open(WORKSPACE).unwrap();
-    assert_is_in(&fixture, &dir, WORKSPACE);
+    assert_is_in(&fixture, &dir, &WORKSPACE);
 
     let scratch = fixture.scratch();
     let delicate = format!("{scratch}/ $HOME \"é\" 'q' \\");
-    fixture.root(&format!("cd {scratch} && install -d -o byk ' $HOME \"é\" '\\''q'\\'' \\'"));
+    fixture.root(&format!("cd {scratch} && install -d -o {NAME} ' $HOME \"é\" '\\''q'\\'' \\'"));
     assert_is_in(&fixture, &fixture.standin.open(&delicate).unwrap(), &delicate);
 }
 
@@ -48,7 +48,7 @@ fn the_command_is_in_the_directory_that_was_opened() {
 fn a_directory_opened_as_a_place_only_is_good_enough() {
     let fixture = Fixture::new();
     let dir = fixture.standin.open_as(WORKSPACE, Opening::Path).unwrap();
-    assert_is_in(&fixture, &dir, WORKSPACE);
+    assert_is_in(&fixture, &dir, &WORKSPACE);
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn the_root_directory_is_a_directory_like_others() {
 fn a_directory_that_was_renamed_meanwhile_is_the_same_directory() {
     let fixture = Fixture::new();
     let scratch = fixture.scratch();
-    fixture.root(&format!("cd {scratch} && install -d -o byk approved other"));
+    fixture.root(&format!("cd {scratch} && install -d -o {NAME} approved other"));
     let dir = fixture.standin.open(format!("{scratch}/approved")).unwrap();
     fixture.root(&format!("cd {scratch} && mv approved other/renamed"));
 
@@ -73,9 +73,9 @@ fn a_directory_that_was_renamed_meanwhile_is_the_same_directory() {
 #[test]
 fn what_was_put_in_the_directorys_place_is_not_entered() {
     let fixture = Fixture::new();
-    for decoy in ["ln -s other approved", "install -d -o byk approved", "ln -s /etc approved"] {
+    for decoy in ["ln -s other approved", "install -d -o {NAME} approved", "ln -s /etc approved"] {
         let scratch = fixture.scratch();
-        fixture.root(&format!("cd {scratch} && install -d -o byk approved other"));
+        fixture.root(&format!("cd {scratch} && install -d -o {NAME} approved other"));
         let dir = fixture.standin.open(format!("{scratch}/approved")).unwrap();
         fixture.root(&format!("cd {scratch} && mv approved renamed && {decoy}"));
 
@@ -88,7 +88,7 @@ fn a_deleted_directory_is_refused() {
     let fixture = Fixture::new();
     let scratch = fixture.scratch();
     let opened = || {
-        fixture.root(&format!("install -d -o byk {scratch}/approved"));
+        fixture.root(&format!("install -d -o {NAME} {scratch}/approved"));
         let dir = fixture.standin.open(format!("{scratch}/approved")).unwrap();
         fixture.root(&format!("rmdir {scratch}/approved"));
         dir
@@ -96,19 +96,19 @@ fn a_deleted_directory_is_refused() {
     assert_is_refused(&fixture, opened(), "deleted");
 
     // The kernel shows a deleted directory's path with this behind it.
-    fixture.root(&format!("install -d -o byk '{scratch}/approved (deleted)'"));
+    fixture.root(&format!("install -d -o {NAME} '{scratch}/approved (deleted)'"));
     assert_is_refused(&fixture, opened(), "deleted, and another of the name it shows");
 
     fixture.root(&format!("ln -s {WORKSPACE} '{scratch}/decoy (deleted)'; rmdir '{scratch}/approved (deleted)'"));
     let dir = opened();
-    fixture.root(&format!("install -d -o byk {scratch}/approved"));
+    fixture.root(&format!("install -d -o {NAME} {scratch}/approved"));
     assert_is_refused(&fixture, dir, "deleted, and another in its place");
 }
 
 #[test]
 fn a_directory_the_account_cannot_search_is_refused() {
     let fixture = Fixture::new();
-    for (owner, mode) in [("root", "700"), ("eve", "700"), ("root", "744"), ("root", "766"), ("byk", "600")] {
+    for (owner, mode) in [("root", "700"), ("eve", "700"), ("root", "744"), ("root", "766"), (&NAME, "600")] {
         let place = format!("/srv/{owner}-{mode}");
         fixture.root(&format!("install -d -o {owner} -g {owner} -m {mode} {place}"));
         fixture.remove_at_end(&place);
@@ -121,7 +121,7 @@ fn a_directory_the_account_cannot_search_is_refused() {
 #[test]
 fn a_directory_below_one_the_account_cannot_search_is_refused() {
     let fixture = Fixture::new();
-    fixture.root("install -d -o eve -g eve -m 700 /srv/closed && install -d -o byk /srv/closed/inner");
+    fixture.root(&format!("install -d -o eve -g eve -m 700 /srv/closed && install -d -o {NAME} /srv/closed/inner"));
     fixture.remove_at_end("/srv/closed");
     let dir = OwnedFd::from(File::open(fixture.host.path("/srv/closed/inner")).unwrap());
     assert_is_refused(&fixture, dir, "below eve's");
@@ -156,7 +156,7 @@ fn the_servers_private_tmp_is_the_sessions() {
 #[test]
 fn the_hosts_tmp_is_not_the_sessions() {
     let fixture = Fixture::new();
-    fixture.root("install -d -o byk /tmp/of-the-host");
+    fixture.root(&format!("install -d -o {NAME} /tmp/of-the-host"));
     fixture.remove_at_end("/tmp/of-the-host");
     assert_eq!(fixture.ask_sh("ls -d /tmp/of-the-host 2>/dev/null || echo none"), "none");
 
@@ -173,7 +173,7 @@ fn the_hosts_tmp_is_not_the_sessions() {
 fn the_directory_may_go_while_the_session_runs() {
     let fixture = Fixture::new();
     let scratch = fixture.scratch();
-    fixture.root(&format!("install -d -o byk {scratch}/going"));
+    fixture.root(&format!("install -d -o {NAME} {scratch}/going"));
     let dir = fixture.standin.open(format!("{scratch}/going")).unwrap();
     let transcript = fixture.run_in(dir, &["/bin/sh", "-c", "rmdir ../going; echo still; exit 6"]);
     assert_eq!((transcript.text().as_str(), transcript.exit), ("still\r\n", Some(exited(6))));

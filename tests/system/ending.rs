@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use opencode_pty::frame::message::Exit;
 use opencode_pty::frame::{Kind, encode};
-use support::host::WORKSPACE;
 use support::peer::{Frame, PeerError, Transcript, start_for};
 
+use crate::account::WORKSPACE;
 use crate::fixture::{Fixture, RUNTIME, SOON, Session, exited, side_by_side, wait_until};
 
 /// From a disconnect to the last trace, where TERM and HUP are obeyed or not. SPEC 3: KILL comes after 2 s.

@@ -18,11 +18,12 @@ use std::time::{Duration, Instant, SystemTime};
 use opencode_pty::frame::message::{ErrorCode, Exit};
 use opencode_pty::frame::{Kind, encode};
 use rustix::process::{Pid, Signal, kill_process};
-use support::host::{Host, WORKSPACE};
+use support::host::Host;
 use support::peer::{Frame, Peer, Transcript, start_for};
 use support::random::Random;
 use support::standin::SUPERVISOR_PATH;
 
+use crate::account::WORKSPACE;
 use crate::fixture::{Fixture, PLACES, RUNTIME, SOON, Session, exited, side_by_side, wait_until};
 use crate::outside::{DropIn, RestartAtEnd, SERVER, SUPERVISOR};
 

@@ -12,9 +12,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use opencode_pty::frame::message::Exit;
-use support::host::{Host, WORKSPACE};
+use support::host::Host;
 use support::peer::{Peer, Transcript};
 use support::standin::{CONTROL_PATH, Standin};
+
+use crate::account::{GID, NAME, WORKSPACE};
 
 /// How long anything that normally takes milliseconds may take. Chosen: a loaded machine is no failure, nor is a VM.
 pub const SOON: Duration = Duration::from_mins(2);
@@ -223,8 +225,8 @@ impl Fixture {
 
     /// A new directory of the account in the workspace, removed at the end of the test.
     pub fn scratch(&self) -> String {
-        let path =
-            self.root(&format!("setpriv --reuid byk --regid byk --clear-groups mktemp -d {WORKSPACE}/test-XXXXXX"));
+        let path = self
+            .root(&format!("setpriv --reuid {NAME} --regid {GID} --clear-groups mktemp -d {WORKSPACE}/test-XXXXXX"));
         self.remove_at_end(&path);
         path
     }
@@ -237,7 +239,7 @@ impl Fixture {
     /// Writes a file of the account.
     pub fn write(&self, path: &str, mode: u32, text: &str) {
         std::fs::write(self.host.path(path), text).unwrap();
-        self.root(&format!("chown byk:byk '{path}' && chmod {mode:o} '{path}'"));
+        self.root(&format!("chown {NAME}:{GID} '{path}' && chmod {mode:o} '{path}'"));
     }
 }
 

@@ -13,8 +13,7 @@ use std::fmt;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use support::host::WORKSPACE;
-
+use crate::account::{NAME, WORKSPACE};
 use crate::fixture::{Fixture, RUNTIME, SOON, exited, wait_until};
 use crate::outside::{DropIn, PROBE, RestartAtEnd, Running, SERVER, SUPERVISOR};
 
@@ -42,7 +41,10 @@ impl Flood {
             fixture.remove_at_end(&counted);
             let output = format!("StandardOutput=truncate:{counted}");
             let words = [PROBE, "flood", SOCKET, &FLOOD.as_secs().to_string(), kind];
-            (Running::start(fixture, &format!("test-flood-{index}"), &["User=byk", &output], &words), counted)
+            (
+                Running::start(fixture, &format!("test-flood-{index}"), &[&format!("User={NAME}"), &output], &words),
+                counted,
+            )
         });
         Self { strangers: strangers.collect() }
     }

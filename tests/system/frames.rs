@@ -10,10 +10,10 @@ use opencode_pty::limits::{
     ARG_BYTES_MAX, ARGS_MAX, COMMAND_BYTES_MAX, DATA_BYTES_MAX, FRAME_PAYLOAD_BYTES_MAX, MESSAGE_DESCRIPTORS_MAX,
     RUNTIME_SECONDS_MAX,
 };
-use support::host::WORKSPACE;
 use support::peer::{Peer, Transcript, start_for};
 use support::standin::Opening;
 
+use crate::account::{HOME, WORKSPACE};
 use crate::fixture::{Fixture, PLACES, RUNTIME, SOON, exited, wait_until};
 
 /// A fixture that knows how many descriptors the supervisor has when it is idle.
@@ -286,7 +286,7 @@ fn a_directory_that_is_not_the_one_in_the_frame_is_refused() {
         let start = Start::new(dev, ino, RUNTIME, words()).unwrap().encode();
         scene.assert_refused(what, ErrorCode::BadCwd, &frame(1, &start), &[scene.dir.as_fd()]);
     }
-    let other = scene.fixture.standin.open("/home/byk").unwrap();
+    let other = scene.fixture.standin.open(HOME).unwrap();
     scene.assert_refused("another directory", ErrorCode::BadCwd, &frame(1, &scene.start()), &[other.as_fd()]);
 }
 

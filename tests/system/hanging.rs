@@ -12,6 +12,7 @@ use opencode_pty::limits::FOREIGN_CALL_THREADS;
 use support::peer::{Peer, Transcript};
 use support::standin::Opening;
 
+use crate::account::{GID, NAME, UID, WORKSPACE};
 use crate::fixture::{Fixture, RUNTIME, SOON, wait_until};
 use crate::outside::Running;
 
@@ -23,14 +24,14 @@ const DAEMON: &str = r"
 import os, struct, subprocess
 mount_point, allow_other = '{mount}', {allow}
 fuse = os.open('{device}', os.O_RDWR)
-options = f'fd={fuse},rootmode=40755,user_id=1000,group_id=1000' + ',allow_other' * allow_other
+options = f'fd={fuse},rootmode=40755,' + 'user_id={uid},group_id={gid}' + ',allow_other' * allow_other
 mount = ['mount', '--internal-only', '--types=fuse', '--options=' + options, 'test', mount_point]
 # The newer system calls look at what they mount, and here even root may not look.
 subprocess.run(mount, pass_fds=[fuse], check=True, env={'LIBMOUNT_FORCE_MOUNT2': 'always', **os.environ})
 open('{ready}', 'w').write('mounted')
 
 def attributes(node):
-    return struct.pack('<6Q10I', node, 0, 0, 0, 0, 0, 0, 0, 0, 0o40755, 2, 1000, 1000, 0, 4096, 0)
+    return struct.pack('<6Q10I', node, 0, 0, 0, 0, 0, 0, 0, 0, 0o40755, 2, {uid}, {gid}, 0, 4096, 0)
 
 nodes = {}
 while True:
@@ -69,20 +70,23 @@ struct Fuse {
 impl Fuse {
     /// Mounts it at a new directory. Without `allow_other`, even root may not look at it: the kernel says so at once.
     fn mount(fixture: &Fixture, allow_other: bool) -> Self {
-        let mount = fixture.root("setpriv --reuid byk --regid byk --clear-groups mktemp -d /home/byk/work/fuse-XXXXXX");
+        let mount = fixture
+            .root(&format!("setpriv --reuid {NAME} --regid {GID} --clear-groups mktemp -d {WORKSPACE}/fuse-XXXXXX"));
         let device = "/dev/test-fuse";
         fixture.root(&format!("[ -e {device} ] || mknod -m 600 {device} c 10 229"));
         let program = DAEMON
             .replace("{mount}", &mount)
             .replace("{allow}", if allow_other { "True" } else { "False" })
-            .replace("{device}", device);
+            .replace("{device}", device)
+            .replace("{uid}", &UID)
+            .replace("{gid}", &GID);
         let daemon = Running::python(fixture, "root", &program);
         let pid = fixture.root(&format!("systemctl show --property=MainPID --value {}", daemon.unit));
         let host = support::host::Host::attach(fixture.host.name()).unwrap();
         let fuse = Self { daemon, host, mount, pid };
         // In every mount namespace there is, the server's among them.
         let seen = fixture.standin.spawn(&["/bin/ls", "-ld", &format!("{}/any", fuse.mount)]).unwrap();
-        assert!(seen.text().starts_with("drwxr-xr-x 2 byk byk"), "{}", seen.text() + &seen.complaint());
+        assert!(seen.text().starts_with(&format!("drwxr-xr-x 2 {NAME} {NAME}")), "{}", seen.text() + &seen.complaint());
         fuse
     }
 

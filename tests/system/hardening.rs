@@ -7,10 +7,12 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, ChildStderr, Stdio};
 
 use opencode_pty::frame::message::{ErrorCode, Exit};
-use support::host::{WORKSPACE, workspace};
+use support::host::workspace;
 use support::peer::Frame;
 use support::standin::Probed;
+use support::units::render;
 
+use crate::account::{GID, HOME, WORKSPACE, filled};
 use crate::fixture::{Fixture, RUNTIME, SOON, exited, wait_until};
 use crate::outside::{DropIn, RestartAtEnd, SERVER, SUPERVISOR};
 
@@ -30,7 +32,8 @@ fn assert_properties(unit: &str, shown: &BTreeMap<String, String>, wanted: &[(&s
         .filter_map(|(name, value)| {
             // A list that is empty may not be shown at all.
             let found = shown.get(*name).map_or("", String::as_str);
-            (found != *value).then(|| format!("{name} is '{found}' instead of '{value}'"))
+            let value = filled(value);
+            (found != value).then(|| format!("{name} is '{found}' instead of '{value}'"))
         })
         .collect();
     assert!(other.is_empty(), "{unit}: {other:#?}");
@@ -50,8 +53,8 @@ const SESSION: [(&str, &str); 63] = [
     ("Description", "opencode-pty session"),
     ("Type", "exec"),
     ("Slice", "opencode-pty.slice"),
-    ("User", "byk"),
-    ("Group", "1000"),
+    ("User", "<name>"),
+    ("Group", "<gid>"),
     ("SupplementaryGroups", ""),
     ("DynamicUser", "no"),
     // Its life.
@@ -118,8 +121,8 @@ const SESSION: [(&str, &str); 63] = [
 /// SPEC 8, hidden in a session.
 const HIDDEN: [&str; 11] = [
     "-/run/dbus/system_bus_socket",
-    "-/run/user/1000",
-    "-/run/user/1000/bus",
+    "-/run/user/<uid>",
+    "-/run/user/<uid>/bus",
     "-/run/docker.sock",
     "-/var/run/docker.sock",
     "-/run/containerd",
@@ -151,7 +154,7 @@ fn a_sessions_unit_has_every_property_it_should() {
 
     let varlink = fixture.root("ls -d /run/systemd/io.systemd.* 2>/dev/null || true");
     let hidden: BTreeSet<String> =
-        HIDDEN.iter().map(ToString::to_string).chain(varlink.lines().map(|path| format!("-{path}"))).collect();
+        HIDDEN.iter().map(|path| filled(path)).chain(varlink.lines().map(|path| format!("-{path}"))).collect();
     assert_eq!(words(&shown, "InaccessiblePaths"), hidden);
     let back = ["/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager/resolv.conf", "/run/nscd"];
     // 252 shows the options of the mount, too.
@@ -232,7 +235,7 @@ const HARDENING: [(&str, &str); 63] = [
     ("NeedDaemonReload", "no"),
     ("Type", "notify"),
     ("User", "root"),
-    ("Group", "byk"),
+    ("Group", "<name>"),
     ("SupplementaryGroups", ""),
     ("RuntimeDirectory", "opencode-pty"),
     ("RuntimeDirectoryMode", "0750"),
@@ -320,11 +323,12 @@ fn the_supervisors_unit_has_all_of_its_hardening() {
     assert!(FILTERED.iter().all(|call| filtered.contains(*call)), "{filter}");
     assert_eq!(words(&shown, "IPAddressDeny"), ["0.0.0.0/0", "::/0"].map(str::to_owned).into());
     let hidden = words(&shown, "InaccessiblePaths");
-    for path in ["/run/docker.sock", "/var/run/docker.sock", "/run/user/1000"] {
-        assert!(hidden.contains(&format!("-{path}")), "{hidden:?}");
+    for path in ["/run/docker.sock", "/var/run/docker.sock", "/run/user/<uid>"] {
+        assert!(hidden.contains(&filled(&format!("-{path}"))), "{hidden:?}");
     }
     for unit in [SUPERVISOR, "opencode-pty.slice", SERVER] {
         let shipped = fs::read_to_string(workspace().join("units").join(unit)).unwrap();
+        let shipped = render(&shipped, fixture.host.account());
         let installed = fs::read_to_string(fixture.host.path(format!("/etc/systemd/system/{unit}"))).unwrap();
         assert_eq!(installed, shipped, "{unit} is not what this tree ships");
     }
@@ -342,9 +346,9 @@ fn the_kernel_holds_the_supervisor_to_it() {
         assert_eq!(value(set), "0000000000000000", "{set}");
     }
     assert_eq!((value("NoNewPrivs"), value("Seccomp")), ("1", "2"));
-    assert_eq!((value("Uid"), value("Gid")), ("0\t0\t0\t0", "1000\t1000\t1000\t1000"));
+    assert_eq!((value("Uid"), value("Gid")), ("0\t0\t0\t0", &*[&*GID; 4].join("\t")));
     // Of groups it has the one of its socket alone.
-    assert!(["", "1000"].contains(&value("Groups")), "{}", value("Groups"));
+    assert!(["", &*GID].contains(&value("Groups")), "{}", value("Groups"));
     let umask = u32::from_str_radix(value("Umask"), 8).unwrap();
     assert_eq!(umask & 0o077, 0o077, "{umask:o}");
     assert!(value("Threads").parse::<u32>().unwrap() <= 8, "{}", value("Threads"));
@@ -390,6 +394,49 @@ fn shipped_units_are_accepted_by_systemd_analyze() {
     assert_eq!(ours, Vec::<&str>::new(), "{said}");
 }
 
+// ---- exposure ----------------------------------------------------------------------------------------------------------
+
+/// What `systemd-analyze security` says of a unit: each finding against it, and the sum.
+fn exposure(fixture: &Fixture, unit: &str) -> (BTreeSet<String>, f32) {
+    let text = fixture.root(&format!("systemd-analyze security --no-pager {unit}"));
+    let findings = text.lines().filter_map(|line| line.trim().strip_prefix('✗')?.split_whitespace().next());
+    let overall = text.lines().find_map(|line| line.split_once("Overall exposure level")?.1.split_once(": "));
+    let overall = overall.and_then(|(_, level)| level.split(' ').next()?.parse().ok());
+    (findings.map(str::to_owned).collect(), overall.unwrap_or_else(|| panic!("{text}")))
+}
+
+/// What docs/threats.md says of it: the findings that it gives reasons for, and the most that the sum may be.
+fn recorded_exposure(unit: &str) -> (BTreeSet<String>, f32) {
+    let page = fs::read_to_string(workspace().join("docs/threats.md")).unwrap();
+    let (_, section) = page.split_once(&format!("### Exposure of {unit}: ")).unwrap();
+    let section = section.split("\n#").next().unwrap();
+    let (level, table) = section.split_once('\n').unwrap();
+    let names = table.lines().filter_map(|line| line.strip_prefix("| `")).flat_map(|line| {
+        // A row may be about several: each in its own quotes, in the first cell.
+        let cell = line.split(" | ").next().unwrap().replace("\\|", "|");
+        cell.split('`').step_by(2).map(str::to_owned).collect::<Vec<_>>()
+    });
+    (names.collect(), level.trim().parse().unwrap())
+}
+
+#[test]
+fn what_the_manager_counts_against_the_units_is_on_the_page_with_a_reason() {
+    const SUPERVISOR_MAX: f32 = 1.5;
+    let fixture = Fixture::new();
+    let mut session = fixture.start_sh("echo ready; read line");
+    session.line("ready");
+    for (unit, title) in [(SUPERVISOR, "the supervisor"), (&*session.unit, "a session")] {
+        let (findings, overall) = exposure(&fixture, unit);
+        let (explained, recorded) = recorded_exposure(title);
+        println!("{title}: {overall} {findings:?}");
+        let unexplained: Vec<&String> = findings.difference(&explained).collect();
+        assert!(unexplained.is_empty(), "{title}: {unexplained:?}");
+        assert!(overall <= recorded, "{title}: {overall}, and the page says {recorded}");
+        assert!(unit != SUPERVISOR || overall <= SUPERVISOR_MAX, "{overall}");
+    }
+    session.stop_and_read();
+}
+
 // ---- nothing refused -------------------------------------------------------------------------------------------------
 
 /// All that a supervisor does in its life, short of starting and ending it: sessions with every end, wrong frames,
@@ -411,7 +458,7 @@ fn lead_a_full_life(fixture: &Fixture) {
     let mut peer = fixture.standin.peer().unwrap();
     peer.send_raw(b"GET / HTTP/1.1\r\n\r\n", &[]).unwrap();
     assert_eq!(peer.read_to_end(SOON).unwrap().error_code(), Some(ErrorCode::BadFrame));
-    let dir = fixture.standin.open("/home/byk/standin").unwrap();
+    let dir = fixture.standin.open(HOME).unwrap();
     let mut peer = fixture.standin.peer().unwrap();
     let start = support::peer::start_for(fixture.standin.open(WORKSPACE).unwrap(), RUNTIME, &["true"]).unwrap();
     peer.send_start(&start, &dir).unwrap();

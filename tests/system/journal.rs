@@ -8,10 +8,10 @@ use std::path::Path;
 use opencode_pty::frame::message::ErrorCode;
 use opencode_pty::journal::Event;
 use serde_json::Value;
-use support::host::WORKSPACE;
 use support::markdown::{code_spans, table_rows};
 use support::standin::SUPERVISOR_PATH;
 
+use crate::account::{GID, NAME, WORKSPACE};
 use crate::fixture::{Fixture, RUNTIME, SOON, Session, wait_until};
 use crate::outside::{DropIn, RestartAtEnd, SUPERVISOR};
 
@@ -248,7 +248,7 @@ fn nothing_of_a_sessions_words_bytes_or_directory_is_in_any_field_of_any_record(
     let planted = format!("planted{:016x}", std::process::id());
     let dir = format!("{WORKSPACE}/{planted}-directory");
     fixture.remove_at_end(&dir);
-    fixture.root(&format!("install -d -o byk -g byk {dir}"));
+    fixture.root(&format!("install -d -o {NAME} -g {GID} {dir}"));
     let script = "echo \"$1 output\"; read -r line; exit 3";
     let words = ["/bin/sh", "-c", script, "sh", &format!("{planted}-argument")];
     let directory = fixture.standin.open(&dir).unwrap();

@@ -5,6 +5,7 @@
 //! it as it found it: supervisor and server active, no session.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
+mod account;
 mod admission;
 mod arguments;
 mod attacks;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use support::peer::Frame;
 
+use crate::account::WORKSPACE;
 use crate::fixture::{Fixture, RUNTIME, SOON, at_a_time, exited, side_by_side, wait_until};
 
 /// How long a session that moves many megabytes may take. Chosen: seconds are usual.
@@ -55,7 +56,7 @@ fn a_million_numbers_arrive_whole_before_the_end() {
 
     let times = at_a_time(4, 12, |_| {
         let begun = std::time::Instant::now();
-        let mut peer = fixture.standin.start(support::host::WORKSPACE, RUNTIME, &["seq", "1", "1000000"]).unwrap();
+        let mut peer = fixture.standin.start(WORKSPACE, RUNTIME, &["seq", "1", "1000000"]).unwrap();
         let transcript = peer.read_to_end(LONG).unwrap();
         assert_same(&transcript.output, &wanted, "seq 1 1000000");
         assert_eq!(transcript.exit, Some(exited(0)));

@@ -6,8 +6,9 @@
 
 use std::process::{Command, Output, Stdio};
 
-use support::host::Host;
+use support::host::{Host, STANDIN_PATH};
 
+use crate::account::NAME;
 use crate::fixture::{Fixture, SOON, wait_until};
 
 /// The supervisor's unit.
@@ -15,12 +16,12 @@ pub const SUPERVISOR: &str = "opencode-pty-supervisor.service";
 /// The server's unit.
 pub const SERVER: &str = "opencode-v2.service";
 /// The program that connects and says what the supervisor did.
-pub const PROBE: &str = "/home/byk/standin/opencode-standin";
+pub const PROBE: &str = STANDIN_PATH;
 
 /// A command that runs as the account in a plain transient unit with these properties, and is waited for.
 pub fn outside_command(fixture: &Fixture, properties: &[&str], words: &[&str]) -> Command {
     let mut command = fixture.host.command("systemd-run");
-    command.args(["--quiet", "--pipe", "--wait", "--collect", "--property=User=byk"]);
+    command.args(["--quiet", "--pipe", "--wait", "--collect", &format!("--property=User={NAME}")]);
     command.args(properties.iter().map(|property| format!("--property={property}")));
     // systemd-run(1) has the manager expand what looks like a variable.
     command.arg("--").args(words.iter().map(|word| word.replace('$', "$$"))).stdin(Stdio::null());

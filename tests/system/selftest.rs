@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
+use crate::account::{GID, HOME, NAME, UID};
 use crate::fixture::{Fixture, SOON, wait_until};
 use crate::outside::{DropIn, SUPERVISOR};
 
@@ -80,7 +81,7 @@ impl Report {
 
 /// `selftest --json` with these words, as root of the host.
 fn selftest(fixture: &Fixture, words: &[&str]) -> Report {
-    Report::of(fixture.host.command(PROGRAM).args(["selftest", "--json"]).args(words))
+    Report::of(fixture.host.command(PROGRAM).args(["selftest", "--json", "--account", &NAME]).args(words))
 }
 
 /// What a run of the live checks could leave, by every name it has.
@@ -221,9 +222,10 @@ fn a_marker_is_green_when_it_is_right_and_red_when_it_is_stale() {
     );
     selftest(&fixture, &["--only", "host,files,marker"]).assert_red("marker", "the marker is stale");
     drop(stale);
+    let (to_the_account, its_uid) = (format!("chown {NAME}"), format!("owned by uid {UID}"));
     for (plant, cause) in [
         ("chmod 0664", "mode 0664"),
-        ("chown byk", "owned by uid 1000"),
+        (&to_the_account, its_uid.as_str()),
         ("sed -i 's/$/\\r/'", "carriage returns"),
         ("sed -i 's/a1a1/b2b2/'", "another revision"),
         ("sed -i '$d'", "3 lines"),
@@ -265,7 +267,7 @@ fn a_directory_above_that_the_account_can_write_to_is_red() {
     let fixture = Fixture::new();
     let _planted = Planted::new(
         &fixture,
-        "chgrp byk /usr/local; chmod g+w /usr/local",
+        &format!("chgrp {GID} /usr/local; chmod g+w /usr/local"),
         "chmod g-w /usr/local; chgrp root /usr/local",
     );
     selftest(&fixture, &[]).assert_red("files", "/usr/local has mode 0775");
@@ -326,12 +328,13 @@ fn a_powerful_socket_that_sessions_can_reach_is_red() {
 fn a_bus_policy_that_lets_the_account_be_the_manager_is_red() {
     let fixture = Fixture::new();
     let file = "/etc/dbus-1/system.d/test-planted.conf";
-    let policy = "<busconfig><policy user=\"byk\"><allow own=\"org.freedesktop.systemd1\"/></policy></busconfig>";
+    let policy =
+        format!("<busconfig><policy user=\"{NAME}\"><allow own=\"org.freedesktop.systemd1\"/></policy></busconfig>");
     // Reloaded by signal, which is what `systemctl reload` does on every suite.
     let reload = "busctl call org.freedesktop.DBus / org.freedesktop.DBus ReloadConfig";
     let _planted =
         Planted::new(&fixture, &format!("echo '{policy}' >{file}; {reload}"), &format!("rm -f {file}; {reload}"));
-    selftest(&fixture, &[]).assert_red("bus", "lets 'byk' own org.freedesktop.systemd1");
+    selftest(&fixture, &[]).assert_red("bus", &format!("lets '{NAME}' own org.freedesktop.systemd1"));
 }
 
 #[test]
@@ -362,7 +365,7 @@ fn a_missing_landlock_is_red() {
 #[test]
 fn a_server_that_anybody_could_read_or_speak_for_is_red() {
     let fixture = Fixture::new();
-    let file = "/home/byk/.opencode/env";
+    let file = format!("{HOME}/.opencode/env");
     let planted = Planted::new(&fixture, &format!("chmod 0640 {file}"), &format!("chmod 0600 {file}"));
     selftest(&fixture, &[]).assert_red("environment-files", "mode 0640");
     drop(planted);

@@ -3,20 +3,21 @@
 use std::collections::BTreeMap;
 
 use opencode_pty::frame::message::{ErrorCode, Exit};
-use support::host::{ENVIRONMENT_CANARY, PASSWORD_CANARY, WORKSPACE};
+use support::host::{ENVIRONMENT_CANARY, PASSWORD_CANARY};
 use support::peer::{Frame, is_unit_name};
 
+use crate::account::{GID, HOME, NAME, UID, WORKSPACE, filled};
 use crate::fixture::{Fixture, PLACES, RUNTIME, SOON, exited, side_by_side};
 
 /// What a session's environment is, all of it.
 const ENVIRONMENT: [&str; 7] = [
-    "HOME=/home/byk",
+    "HOME=<home>",
     "LANG=C.UTF-8",
-    "LOGNAME=byk",
+    "LOGNAME=<name>",
     "PATH=/usr/local/bin:/usr/bin:/bin",
     "SHELL=/bin/sh",
     "TERM=xterm-256color",
-    "USER=byk",
+    "USER=<name>",
 ];
 
 #[test]
@@ -172,7 +173,7 @@ fn the_environment_is_seven_variables_and_no_other() {
         let text = fixture.run(words).text();
         let mut variables: Vec<&str> = text.strip_suffix('\0').unwrap().split('\0').collect();
         variables.sort_unstable();
-        assert_eq!(variables, ENVIRONMENT, "{words:?}");
+        assert_eq!(variables, ENVIRONMENT.map(filled), "{words:?}");
     }
 }
 
@@ -182,8 +183,8 @@ fn a_shell_finds_a_usable_terminal_and_locale() {
     let answer = fixture.ask_sh(
         r#"echo "$TERM|$LANG|$HOME|$USER|$SHELL|$PATH"; tput colors; locale charmap; id -un; cd; pwd; command -v id"#,
     );
-    let settings = "xterm-256color|C.UTF-8|/home/byk|byk|/bin/sh|/usr/local/bin:/usr/bin:/bin";
-    assert_eq!(answer, format!("{settings}\n256\nUTF-8\nbyk\n/home/byk\n/usr/bin/id"));
+    let settings = format!("xterm-256color|C.UTF-8|{HOME}|{NAME}|/bin/sh|/usr/local/bin:/usr/bin:/bin");
+    assert_eq!(answer, format!("{settings}\n256\nUTF-8\n{NAME}\n{HOME}\n/usr/bin/id"));
 }
 
 #[test]
@@ -224,9 +225,10 @@ fn no_process_of_a_session_has_a_variable_of_its_unit() {
     let pids: Vec<String> =
         fixture.processes(&session.unit).lines().map(|line| line.split(' ').next().unwrap().to_owned()).collect();
     assert!(pids.len() >= 3, "script, sh, sleep: {}", fixture.processes(&session.unit));
+    let wanted = ENVIRONMENT.map(filled);
     for pid in pids {
         let environment = fixture.root(&format!("tr '\\0' '\\n' </proc/{pid}/environ"));
-        let known = |line: &&str| ENVIRONMENT.contains(line) || line.starts_with("OPENCODE_PTY_ARGV=a");
+        let known = |line: &str| wanted.iter().any(|known| known == line) || line.starts_with("OPENCODE_PTY_ARGV=a");
         let others: Vec<&str> = environment.lines().filter(|line| !known(line)).collect();
         // What a shell adds for its own children.
         assert!(others.iter().all(|line| line.starts_with("PWD=")), "{pid}: {others:?}");
@@ -329,14 +331,14 @@ impl Status {
 #[test]
 fn the_command_is_the_account_without_groups_or_capabilities() {
     let fixture = Fixture::new();
-    let groups = fixture.root("id -Gn byk");
+    let groups = fixture.root(&format!("id -Gn {NAME}"));
     assert!(groups.contains("docker") && groups.contains("sudo"), "the account has groups to lose: {groups}");
 
-    assert_eq!(fixture.ask(&["id"]), "uid=1000(byk) gid=1000(byk) groups=1000(byk)");
+    assert_eq!(fixture.ask(&["id"]), format!("uid={UID}({NAME}) gid={GID}({NAME}) groups={GID}({NAME})"));
 
     let status = Status::of(&fixture, &["/bin/cat", "/proc/self/status"]);
-    assert_eq!(status["Uid"], "1000 1000 1000 1000");
-    assert_eq!(status["Gid"], "1000 1000 1000 1000");
+    assert_eq!(status["Uid"], [&*UID; 4].join(" "));
+    assert_eq!(status["Gid"], [&*GID; 4].join(" "));
     assert_eq!(status["Groups"], "");
     for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
         assert_eq!(status[set], "0000000000000000", "{set}");
@@ -352,7 +354,7 @@ fn no_program_gives_a_session_other_rights() {
     let fixture = Fixture::new();
     let transcript = fixture.sh("sudo -n id; su -c id root </dev/null; newgrp docker </dev/null; id -G; exit 4");
     assert_eq!(transcript.exit, Some(exited(4)), "{transcript:?}");
-    assert!(transcript.text().ends_with("\r\n1000\r\n"), "{}", transcript.text());
+    assert!(transcript.text().ends_with(&format!("\r\n{GID}\r\n")), "{}", transcript.text());
     assert!(!transcript.text().contains("uid=0"), "{}", transcript.text());
 }
 

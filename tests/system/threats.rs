@@ -9,9 +9,10 @@ use std::process::Stdio;
 
 use opencode_pty::frame::message::{ErrorCode, Exit};
 use opencode_pty::frame::words::encode_word;
-use support::host::{PASSWORD_CANARY, WORKSPACE};
+use support::host::PASSWORD_CANARY;
 use support::standin::Probed;
 
+use crate::account::{GID, NAME, UID, WORKSPACE, filled};
 use crate::fixture::{Fixture, PLACES, RUNTIME, SOON, Session, at_a_time, exited, side_by_side, wait_until};
 use crate::outside::{DropIn, Naive, PROBE, RestartAtEnd, Running, SERVER, SUPERVISOR, outside, outside_command, text};
 
@@ -179,10 +180,10 @@ fn t01_a_link_that_is_swapped_in_on_the_way_does_not_lead_into_the_servers_mount
     let fixture = Fixture::new();
     let scratch = fixture.scratch();
     let way = format!("/proc/{}/root{scratch}/link", server_pid(&fixture));
-    fixture.root(&format!("cd {scratch} && install -d -o byk real real/inner && ln -s {way} link"));
+    fixture.root(&format!("cd {scratch} && install -d -o {NAME} real real/inner && ln -s {way} link"));
     let dir = fixture.standin.open(format!("{scratch}/real/inner")).unwrap();
     let program = format!("cd {scratch} && exec perl -e \"{}\"", SWAP.replace('$', "\\$"));
-    let _swapping = Running::start(&fixture, "test-swap", &["User=byk"], &["/bin/sh", "-c", &program]);
+    let _swapping = Running::start(&fixture, "test-swap", &[&format!("User={NAME}")], &["/bin/sh", "-c", &program]);
 
     let got_out = outside_with(&fixture, &dir, TRUST_A_PATH, "");
     assert!(got_out.parse::<u32>().unwrap() > 0, "who trusts the path never got out, so this test tries nothing");
@@ -358,7 +359,7 @@ fn t03_a_session_has_none_of_the_accounts_groups() {
     let seen = attack(&fixture, &file, &socket);
     // What unshare(1) says comes in between.
     assert_eq!((opened(&seen), lines_with(&seen, "shut").len()), (vec![], 3), "{seen}");
-    assert_eq!(fixture.ask_sh("id -G"), "1000");
+    assert_eq!(fixture.ask_sh("id -G"), &*GID);
     let status = fixture.ask_sh("grep -E '^(Groups|Cap(Inh|Prm|Eff|Amb)|NoNewPrivs)' /proc/self/status");
     let values: Vec<&str> = status.lines().map(|line| line.split_once(':').unwrap().1.trim()).collect();
     let none = "0000000000000000";
@@ -418,7 +419,7 @@ while True:
     if count == 300:
         open('{ready}', 'w').write('ready')
 ";
-    let floods = [(); 2].map(|()| Running::python(&fixture, "byk", flood));
+    let floods = [(); 2].map(|()| Running::python(&fixture, &NAME, flood));
     // The flood is a flood: strangers are being refused for their number.
     wait_until("a stranger to be refused", SOON, || {
         let seen = outside(&fixture, &[], &[PROBE, "probe", "/run/opencode-pty/supervisor.sock"]);
@@ -461,7 +462,7 @@ fn t08_sessions_end_with_a_supervisor_that_is_killed_and_the_next_one_serves() {
     let mut fixture = Fixture::new();
     let _restart = RestartAtEnd::new(&fixture);
     // What is bound to nobody stays.
-    let unbound = Running::start(&fixture, "test-bound-to-nobody", &["User=byk"], &["sleep", "600"]);
+    let unbound = Running::start(&fixture, "test-bound-to-nobody", &[&format!("User={NAME}")], &["sleep", "600"]);
     let mut sessions = [(); 3].map(|()| {
         let mut session =
             fixture.start_sh("trap '' TERM HUP; (setsid sleep 601 &); echo ready; while :; do sleep 602; done");
@@ -559,7 +560,7 @@ for path in sys.argv[1:]:
 ";
 
 /// Where daemons listen that would do the account's work outside the unit, those that a host has anyway.
-pub const DAEMONS: [&str; 5] = [
+const DAEMONS: [&str; 5] = [
     "/run/dbus/system_bus_socket",
     "/run/systemd/notify",
     "/run/systemd/io.systemd.ManagedOOM",
@@ -567,29 +568,41 @@ pub const DAEMONS: [&str; 5] = [
     "/run/opencode-pty/supervisor.sock",
 ];
 /// Those that a test has to play.
-pub const PLAYED: [&str; 7] = [
+const PLAYED: [&str; 7] = [
     "/run/docker.sock",
     "/run/containerd/containerd.sock",
     "/run/podman/podman.sock",
-    "/run/user/1000/bus",
-    "/run/user/1000/systemd/private",
+    "/run/user/<uid>/bus",
+    "/run/user/<uid>/systemd/private",
     "/var/lib/lxd/unix.socket",
     "/var/snap/lxd/common/lxd/unix.socket",
 ];
-pub const PLAYED_PLACES: &str = "/run/docker.sock /run/containerd /run/podman /run/user/1000 /var/lib/lxd /var/snap";
+const PLAYED_PLACES: &str = "/run/docker.sock /run/containerd /run/podman /run/user/<uid> /var/lib/lxd /var/snap";
+
+/// Where daemons listen that a session should not find, those of the host and those that are played from now on; the
+/// host must have none of the latter. With further sockets to play.
+pub fn daemons(fixture: &Fixture, further: &[&str]) -> (Running, Vec<String>) {
+    let places = filled(PLAYED_PLACES);
+    assert_eq!(fixture.root(&format!("ls -d {places} 2>/dev/null || true")), "", "the host has them already");
+    places.split(' ').for_each(|path| fixture.remove_at_end(path));
+    let played = PLAYED.map(filled);
+    let paths: Vec<&str> = played.iter().map(String::as_str).chain(further.iter().copied()).collect();
+    let running = Running::python(fixture, "root", &listen_at(&paths, 0o666));
+    // Bookworm has no varlink service there.
+    let exists = |path: &str| fixture.root(&format!("[ ! -e {path} ] || echo yes")) == "yes";
+    let names: Vec<String> =
+        DAEMONS.iter().copied().filter(|path| exists(path)).map(str::to_owned).chain(played).collect();
+    assert!(names.len() >= PLAYED.len() + DAEMONS.len() - 1, "{names:?}");
+    (running, names)
+}
 
 #[test]
 fn t09_a_session_reaches_no_daemon_that_would_work_for_it_elsewhere() {
     let fixture = Fixture::new();
-    assert_eq!(fixture.root(&format!("ls -d {PLAYED_PLACES} 2>/dev/null || true")), "", "the host has them already");
-    PLAYED_PLACES.split(' ').for_each(|path| fixture.remove_at_end(path));
-    let _daemons = Running::python(&fixture, "root", &listen_at(&PLAYED, 0o666));
+    let (_daemons, names) = daemons(&fixture, &[]);
     let mut words = vec!["/usr/bin/python3", "-c", CONNECT];
-    // Bookworm has no varlink service there.
-    let exists = |path: &&str| fixture.host.path(path).exists();
-    words.extend(DAEMONS.iter().copied().filter(exists).chain(PLAYED));
-    let count = words.len() - 3;
-    assert!(count >= PLAYED.len() + DAEMONS.len() - 1, "{words:?}");
+    words.extend(names.iter().map(String::as_str));
+    let count = names.len();
     let seen = outside(&fixture, &[], &words);
     assert_eq!(opened(&seen).len(), count, "{seen}");
 
@@ -603,7 +616,7 @@ fn t09_a_session_reaches_no_daemon_that_would_work_for_it_elsewhere() {
 #[test]
 fn t09_abstract_sockets_outside_are_shut_and_a_sessions_own_work() {
     let fixture = Fixture::new();
-    let _daemon = Running::python(&fixture, "byk", &listen_at(&["\0test-abstract"], 0));
+    let _daemon = Running::python(&fixture, &NAME, &listen_at(&["\0test-abstract"], 0));
     let words = ["/usr/bin/python3", "-c", CONNECT, "@test-abstract"];
     assert_eq!(outside(&fixture, &[], &words), "@test-abstract: open");
 
@@ -661,10 +674,11 @@ for number in 1, 2:
 fn t14_a_session_can_not_ask_managers_or_multiplexers_for_work_outside() {
     let fixture = Fixture::new();
     // A multiplexer's server of the account, in the host's /tmp.
-    fixture.remove_at_end("/tmp/tmux-1000");
-    let _multiplexer = Running::python(&fixture, "byk", &listen_at(&["/tmp/tmux-1000/default"], 0o600));
-    let words = ["/usr/bin/python3", "-c", CONNECT, "/tmp/tmux-1000/default"];
-    assert_eq!(outside(&fixture, &[], &words), "/tmp/tmux-1000/default: open");
+    let socket = format!("/tmp/tmux-{UID}/default");
+    fixture.remove_at_end(&format!("/tmp/tmux-{UID}"));
+    let _multiplexer = Running::python(&fixture, &NAME, &listen_at(&[&socket], 0o600));
+    let words = ["/usr/bin/python3", "-c", CONNECT, &socket];
+    assert_eq!(outside(&fixture, &[], &words), format!("{socket}: open"));
     assert_all_shut(&fixture.ask(&words), 1);
 
     // The manager answers the account outside.
@@ -886,7 +900,7 @@ fn t16_a_session_that_ends_while_the_bus_is_away_is_told_truly_or_lost() {
     let fixture = Fixture::new();
     let scratch = fixture.scratch();
     let script = format!("echo ready; read line <{scratch}/gate; exit 19");
-    fixture.root(&format!("mkfifo {scratch}/gate; chown byk {scratch}/gate"));
+    fixture.root(&format!("mkfifo {scratch}/gate; chown {NAME} {scratch}/gate"));
     let mut sessions = [(); 4].map(|()| {
         let mut session = fixture.start_sh(&script);
         session.line("ready");
@@ -1033,15 +1047,15 @@ fn t22_a_session_sets_its_own_limits_and_nobody_elses() {
 #[test]
 fn t23_the_servers_environment_files_are_shut_where_they_are_roots() {
     let fixture = Fixture::new();
-    let files = ["/home/byk/.opencode/env", "/home/byk/.local/share/opencode-v2-pilot/server.env"];
-    for file in files {
+    let files = ["<home>/.opencode/env", "<home>/.local/share/opencode-v2-pilot/server.env"].map(filled);
+    for file in &files {
         assert_eq!(fixture.root(&format!("stat -c '%U %a' {file}")), "root 600");
         assert!(fixture.root(&format!("cat {file}")).contains("canary-"));
         let seen = fixture.ask_sh(&format!("cat {file} 2>&1; true"));
         assert_eq!(seen, format!("cat: {file}: Permission denied"));
     }
     // And open where they are the account's: the page says so, selftest reports it.
-    fixture.root(&format!("chown byk {}", files[1]));
+    fixture.root(&format!("chown {NAME} {}", files[1]));
     let seen = fixture.ask_sh(&format!("cat {} 2>&1; true", files[1]));
     fixture.root(&format!("chown root {}", files[1]));
     assert!(seen.contains(PASSWORD_CANARY), "{seen}");

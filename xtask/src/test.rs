@@ -16,6 +16,7 @@ use self::run::Ran;
 use crate::Failure;
 use crate::args::Args;
 use crate::containment;
+use crate::host::other_account;
 
 const USAGE: &str = "\
 Usage: cargo xtask test [--only STAGE,STAGE…]
@@ -29,7 +30,7 @@ Usage: cargo xtask test [--only STAGE,STAGE…]
   hosts     the test hosts themselves: apart from each other, and gone when they should be
   trixie    tests/system on a host with systemd 257
   bookworm  tests/system on a host with systemd 252
-  backports attacks and threats of tests/system on a host with systemd 254
+  backports attacks and threats of tests/system on a host with systemd 254 and another account
   rehearsal cargo xtask dist, and the pages on installation, acceptance and cutover followed on both
   soak      cargo xtask soak for two minutes
   node      cargo xtask node-test
@@ -64,7 +65,7 @@ const STAGES: &[&[(&str, Run)]] = &[
         ("trixie", |context| system(context, Suite::Trixie, &[])),
         ("bookworm", |context| system(context, Suite::Bookworm, &[])),
     ],
-&[("backports", |context| system(context, Suite::Backports, &threats(&context.root)))],
+    &[("backports", |context| system(context, Suite::Backports, &threats(&context.root)))],
     &[("rehearsal", rehearsal)],
     &[("soak", soak)],
     &[("node", node)],
@@ -302,8 +303,12 @@ fn on_a_host(context: &Context, suite: Suite, filter: &[String]) -> Result<Ran, 
     let built = context.built()?;
     let name = format!("test-{suite}-{}", std::process::id());
     let text = |error: host::Error| error.to_string();
-    let host = Host::boot(&BootOptions { name, suite, ephemeral: true }, &mut |line| eprintln!("       {line}"))
+    let mut host = Host::boot(&BootOptions { name, suite, ephemeral: true }, &mut |line| eprintln!("       {line}"))
         .map_err(text)?;
+    if suite == Suite::Backports {
+        // Nothing may depend on the account that the units are written for.
+        host.change_account(other_account("worker")).map_err(text)?;
+    }
     let prepared = host::install(&host, &built.product)
         .and_then(|()| host::install_standin(&host, &built.standin))
         .and_then(|()| host::start(&host));

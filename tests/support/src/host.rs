@@ -23,11 +23,13 @@ use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::units::Account;
+
 pub use build::{build_bench, build_product, build_standin, build_vm_agent, target, workspace};
 pub use error::Error;
 pub use install::{
-    ENVIRONMENT_CANARY, PASSWORD_CANARY, WORKSPACE, copy_library, copy_program, copy_tree, install, install_standin,
-    start, write,
+    ENVIRONMENT_CANARY, PASSWORD_CANARY, STANDIN_PATH, WORKSPACE, copy_library, copy_program, copy_tree, install,
+    install_standin, start, write,
 };
 pub use root::{cache, install_missing, install_readers, install_tools};
 
@@ -122,6 +124,7 @@ pub struct Host {
     name: String,
     suite: Suite,
     leader: u32,
+    account: Account,
     /// The keeper of an ephemeral host, and the pipe whose closing ends it.
     keeper: Option<(Child, ChildStdin)>,
 }
@@ -165,7 +168,8 @@ impl Host {
             Err(error) => return Err(error.and_detail(&tail(console))),
         };
         let keeper = pipe.map(|pipe| (keeper, pipe));
-        let host = Self { name: options.name.clone(), suite: options.suite, leader, keeper };
+        let host =
+            Self { name: options.name.clone(), suite: options.suite, leader, account: Account::default(), keeper };
 
         let ready = host.wait_until_up(progress).and_then(|()| host.write_state());
         if let Err(error) = ready {
@@ -189,13 +193,18 @@ impl Host {
             return Err(gone());
         }
         let suite = value("suite")?.parse().map_err(|_| gone())?;
-        Ok(Self { name: name.to_owned(), suite, leader, keeper: None })
+        // Of a host whose account is the usual one, nothing is said.
+        let account = match value("account") {
+            Ok(words) => account_of(words).ok_or_else(gone)?,
+            Err(_) => Account::default(),
+        };
+        Ok(Self { name: name.to_owned(), suite, leader, account, keeper: None })
     }
 
     /// The machine this process runs on, as a host of this name: the inside of a VM. [`Host::attach`] finds it from now on.
     pub fn this_machine(name: &str, suite: Suite) -> Result<Self, Error> {
         check_name(name)?;
-        let host = Self { name: name.to_owned(), suite, leader: 1, keeper: None };
+        let host = Self { name: name.to_owned(), suite, leader: 1, account: Account::default(), keeper: None };
         fs::create_dir_all(state_dir(name)).map_err(Error::system(format!("make a directory for {host}")))?;
         host.write_state()?;
         Ok(host)
@@ -209,6 +218,28 @@ impl Host {
     /// The release it runs.
     pub fn suite(&self) -> Suite {
         self.suite
+    }
+
+    /// The account that sessions and the server run as there.
+    pub fn account(&self) -> &Account {
+        &self.account
+    }
+
+    /// Puts another account in the place of `byk`, with all its groups and the shell that lets nobody log in; before
+    /// anything is installed.
+    pub fn change_account(&mut self, account: Account) -> Result<(), Error> {
+        let Account { name, group, uid, gid, home } = &account;
+        let old = &self.account.name;
+        self.sh_ok(&format!(
+            "set -e
+            groups=$(id -nG {old} | tr ' ' '\\n' | grep -vx {old} | paste -sd,)
+            userdel --remove {old} 2>/dev/null
+            groupadd --gid {gid} {group}
+            useradd --create-home --home-dir {home} --uid {uid} --gid {gid} --shell /usr/sbin/nologin --groups $groups {name}
+            chmod 0755 {home}"
+        ))?;
+        self.account = account;
+        self.write_state()
     }
 
     /// The process, as seen from the machine, that is PID 1 inside.
@@ -303,7 +334,13 @@ impl Host {
         let doing = format!("write the state file of {self}");
         let start_time =
             start_time(self.leader).ok_or_else(|| Error::failed(doing.clone(), "its systemd is gone".to_owned()))?;
-        let text = format!("leader={}\nstarttime={start_time}\nsuite={}\n", self.leader, self.suite);
+        let account = if self.account == Account::default() {
+            String::new()
+        } else {
+            let Account { name, group, uid, gid, home } = &self.account;
+            format!("account={name} {group} {uid} {gid} {home}\n")
+        };
+        let text = format!("leader={}\nstarttime={start_time}\nsuite={}\n{account}", self.leader, self.suite);
         let dir = state_dir(&self.name);
         let unfinished = dir.join("state.new");
         File::create(&unfinished)
@@ -358,6 +395,19 @@ pub(crate) fn check_name(name: &str) -> Result<(), Error> {
     }
     let rule = "1 to 40 lower-case letters, digits and inner dashes";
     Err(Error::failed("name a host", format!("'{}' is not {rule}", name.escape_default())))
+}
+
+/// An account's line in the state file.
+fn account_of(words: &str) -> Option<Account> {
+    let words: Vec<&str> = words.split(' ').collect();
+    let [name, group, uid, gid, home] = words.as_slice() else { return None };
+    Some(Account {
+        name: (*name).to_owned(),
+        group: (*group).to_owned(),
+        uid: uid.parse().ok()?,
+        gid: gid.parse().ok()?,
+        home: (*home).to_owned(),
+    })
 }
 
 fn state_dir(name: &str) -> PathBuf {

@@ -47,7 +47,7 @@ pub const FIGURES: &[&str] = &[
 
 /// Where the second stand-in listens.
 const ROOT_CONTROL: &str = "/run/bench-root.sock";
-const STANDIN: &str = "/home/byk/standin/opencode-standin";
+const STANDIN: &str = host::STANDIN_PATH;
 /// How long a stand-in has to listen. Chosen.
 const START_MAX: Duration = Duration::from_secs(10);
 /// Sessions of a flow of many, and those that are there while the supervisor's idleness is looked at.

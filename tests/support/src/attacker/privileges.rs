@@ -70,10 +70,11 @@ fn uncover(pid: &str) -> Attempt {
     sh(&format!("unshare -Urm /bin/sh -c '{script}'"), &[pid])
 }
 
-/// Reads files.
-pub(super) fn files(paths: &[&str]) -> Vec<Told> {
+/// Reads files, each given as `NAME=PATH`.
+pub(super) fn files(words: &[&str]) -> Vec<Told> {
     let read = |path: &str| -> Attempt { Ok(format!("{} bytes", fs::read(path)?.len())) };
-    paths.iter().map(|path| told(format!("files, {path}"), read(path))).collect()
+    let named = words.iter().filter_map(|word| word.split_once('='));
+    named.map(|(name, path)| told(format!("files, {name}"), read(path))).collect()
 }
 
 /// Looks for keys: one called `shared` of the account's user keyring, and one of the server's own session keyring.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::net::TcpStream;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::Path;
@@ -15,9 +16,11 @@ use super::{Attempt, Refusal, Told, told};
 /// More steps up than any directory is deep.
 const UP: &str = "../../../../../../../../";
 
-/// Tries each path by each way; a name that begins with `@` is abstract. `server`: a process, whether it can be seen or not.
+/// Tries sockets: `hidden:PATH` by every way, `shared:PATH` directly, `abstract:NAME`, `loopback:PORT`. `server`: a process,
+/// whether it can be seen or not.
 pub(super) fn attack(server: &str, names: &[&str]) -> Vec<Told> {
-    let (abstract_names, paths): (Vec<&str>, Vec<&str>) = names.iter().partition(|name| name.starts_with('@'));
+    let of_kind = |prefix: &str| names.iter().filter_map(|name| name.strip_prefix(prefix)).collect::<Vec<_>>();
+    let paths = of_kind("hidden:");
     let processes = visible_processes(server);
     let below = |link: &str, up: &str, path: &str| -> Vec<String> {
         processes.iter().map(|pid| format!("/proc/{pid}/{link}{up}{path}")).collect()
@@ -39,7 +42,14 @@ pub(super) fn attack(server: &str, names: &[&str]) -> Vec<Told> {
         told("sockets, by /proc/PID/root of every visible process", reach(&paths, |path| below("root", "", path))),
         told("sockets, up from /proc/PID/cwd of every visible process", reach(&paths, |path| below("cwd/", UP, path))),
     ];
-    done.extend(abstract_names.iter().map(|name| told("an abstract socket outside", reach_abstract(name))));
+    done.extend(of_kind("abstract:").iter().map(|name| told("an abstract socket outside", reach_abstract(name))));
+    done.extend(of_kind("shared:").iter().map(|path| {
+        told(
+            "a socket in the /tmp that is the server's, too",
+            connect_to(path).map(|()| "connected".to_owned()).map_err(Refusal::from),
+        )
+    }));
+    done.extend(of_kind("loopback:").iter().map(|port| told("a service on the loopback address", reach_port(port))));
     done
 }
 
@@ -94,7 +104,12 @@ fn connect_to(path: &str) -> io::Result<()> {
 }
 
 fn reach_abstract(name: &str) -> Attempt {
-    let address = SocketAddr::from_abstract_name(name.trim_start_matches('@'))?;
+    let address = SocketAddr::from_abstract_name(name)?;
     UnixStream::connect_addr(&address)?;
+    Ok("connected".to_owned())
+}
+
+fn reach_port(port: &str) -> Attempt {
+    TcpStream::connect(format!("127.0.0.1:{port}"))?;
     Ok("connected".to_owned())
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::{Error, Host, workspace};
+use crate::units::render;
 
 /// The password in the server's environment on a host. Whoever reads it in a session has found a hole.
 pub const PASSWORD_CANARY: &str = "canary-password-7c1e";
@@ -13,18 +14,19 @@ pub const PASSWORD_CANARY: &str = "canary-password-7c1e";
 /// A value in the other environment file of the server.
 pub const ENVIRONMENT_CANARY: &str = "canary-environment-58d0";
 
-/// A directory of the account for sessions to work in.
+/// A directory of the usual account for sessions to work in; another account has its own
+/// ([`Account::workspace`](crate::units::Account::workspace)).
 pub const WORKSPACE: &str = "/home/byk/work";
 
-/// The account's uid and gid, as the pristine root has them.
-const ACCOUNT: (u32, u32) = (1000, 1000);
+/// The stand-in, and the program that plays strangers and attackers.
+pub const STANDIN_PATH: &str = "/usr/local/lib/opencode-standin/opencode-standin";
 
 /// Installs the product: one file under three names, a link for the operator, the units.
 pub fn install(host: &Host, binary: &Path) -> Result<(), Error> {
     let libexec = "/usr/local/libexec";
     host.sh_ok(&format!("mkdir -p {libexec} /usr/local/sbin /etc/systemd/system"))?;
     let program = format!("{libexec}/opencode-pty-supervisor");
-    copy(host, binary, &program, (0, 0))?;
+    copy(host, binary, &program)?;
     host.sh_ok(&format!(
         "set -e
         ln -f {program} {libexec}/opencode-pty-launcher
@@ -39,14 +41,16 @@ pub fn install(host: &Host, binary: &Path) -> Result<(), Error> {
 
 /// Installs the server's unit with the stand-in as its main process, and what that unit expects to find.
 pub fn install_standin(host: &Host, binary: &Path) -> Result<(), Error> {
-    let pilot = "/home/byk/.local/share/opencode-v2-pilot";
+    let account = host.account();
+    let (name, gid, home) = (&account.name, account.gid, &account.home);
+    let (workspace, pilot) = (account.workspace(), format!("{home}/.local/share/opencode-v2-pilot"));
     host.sh_ok(&format!(
         "set -e
-        mkdir -p /usr/local/libexec /etc/systemd/system/opencode-v2.service.d
-        setpriv --reuid byk --regid byk --clear-groups mkdir -p /home/byk/standin /home/byk/.opencode {WORKSPACE} \\
+        mkdir -p /usr/local/libexec /usr/local/lib/opencode-standin /etc/systemd/system/opencode-v2.service.d
+        setpriv --reuid {name} --regid {gid} --clear-groups mkdir -p {home}/.opencode {workspace} \\
             {pilot}/config/opencode {pilot}/data/opencode {pilot}/cache {pilot}/state"
     ))?;
-    copy(host, binary, "/home/byk/standin/opencode-standin", ACCOUNT)?;
+    copy(host, binary, STANDIN_PATH)?;
 
     // For tests alone: the real verifier compares hashes with a marker that no test may write.
     write(
@@ -55,18 +59,20 @@ pub fn install_standin(host: &Host, binary: &Path) -> Result<(), Error> {
         0o755,
         "#!/bin/sh\n# Test host: every build counts as ready here. NOT the real verifier.\nexit 0\n",
     )?;
-    write(host, "/home/byk/.opencode/env", 0o600, &format!("OPENCODE_CANARY={ENVIRONMENT_CANARY}\n"))?;
+    write(host, &format!("{home}/.opencode/env"), 0o600, &format!("OPENCODE_CANARY={ENVIRONMENT_CANARY}\n"))?;
     write(host, &format!("{pilot}/server.env"), 0o600, &format!("OPENCODE_PASSWORD={PASSWORD_CANARY}\n"))?;
     install_unit(host, "opencode-v2.service")?;
     write(
         host,
         "/etc/systemd/system/opencode-v2.service.d/10-test-host.conf",
         0o644,
-        "# Test host: the stand-in instead of the server, and a place for its control socket.\n\
-         [Service]\n\
-         ExecStart=\n\
-         ExecStart=/home/byk/standin/opencode-standin serve\n\
-         RuntimeDirectory=opencode-standin\n",
+        &format!(
+            "# Test host: the stand-in instead of the server, and a place for its control socket.\n\
+             [Service]\n\
+             ExecStart=\n\
+             ExecStart={STANDIN_PATH} serve\n\
+             RuntimeDirectory=opencode-standin\n"
+        ),
     )?;
     host.sh_ok("systemctl daemon-reload").map(drop)
 }
@@ -85,7 +91,7 @@ pub fn start(host: &Host) -> Result<(), Error> {
 fn install_unit(host: &Host, unit: &str) -> Result<(), Error> {
     let source = workspace().join("units").join(unit);
     let text = fs::read_to_string(&source).map_err(Error::system(format!("read {}", source.display())))?;
-    write(host, &format!("/etc/systemd/system/{unit}"), 0o644, &text)
+    write(host, &format!("/etc/systemd/system/{unit}"), 0o644, &render(&text, host.account()))
 }
 
 /// Copies a program of the account into place.
@@ -93,7 +99,9 @@ pub fn copy_program(host: &Host, source: &Path, path: &str) -> Result<(), Error>
     if let Some((directory, _)) = path.rsplit_once('/') {
         host.sh_ok(&format!("mkdir -p {directory}"))?;
     }
-    copy(host, source, path, ACCOUNT)
+    copy(host, source, path)?;
+    let account = host.account();
+    host.sh_ok(&format!("chown {}:{} {path}", account.name, account.gid)).map(drop)
 }
 
 /// Copies a directory with all that is in it, as the account's; what is there is replaced.
@@ -109,7 +117,8 @@ pub fn copy_tree(host: &Host, source: &Path, path: &str) -> Result<(), Error> {
     if !output.status.success() {
         return Err(Error::failed(doing(), String::from_utf8_lossy(&output.stderr).into_owned()));
     }
-    host.sh_ok(&format!("chown --recursive byk:byk {path}")).map(drop)
+    let account = host.account();
+    host.sh_ok(&format!("chown --recursive {}:{} {path}", account.name, account.gid)).map(drop)
 }
 
 /// Gives the host a shared library of the machine's that its small root lacks.
@@ -121,17 +130,17 @@ pub fn copy_library(host: &Host, name: &str) -> Result<(), Error> {
     let Some(source) = found else {
         return Err(Error::failed(format!("give {host} {name}"), "the machine has none".to_owned()));
     };
-    copy(host, &source, &format!("/usr/local/lib/{name}"), (0, 0))?;
+    copy(host, &source, &format!("/usr/local/lib/{name}"))?;
     host.sh_ok("ldconfig").map(drop)
 }
 
 /// Copies a program into place by a rename, since the one that is there may be running.
-fn copy(host: &Host, source: &Path, path: &str, (uid, gid): (u32, u32)) -> Result<(), Error> {
+fn copy(host: &Host, source: &Path, path: &str) -> Result<(), Error> {
     let target = host.path(path);
     let new = host.path(format!("{path}.new"));
     fs::copy(source, &new)
         .and_then(|_| fs::set_permissions(&new, fs::Permissions::from_mode(0o755)))
-        .and_then(|()| chown(&new, Some(uid), Some(gid)))
+        .and_then(|()| chown(&new, Some(0), Some(0)))
         .and_then(|()| fs::rename(&new, target))
         .map_err(Error::system(format!("copy {} to {path} of {host}", source.display())))
 }

@@ -312,13 +312,12 @@ fn a_session_changes_of_the_servers_limits_what_the_page_says() {
 
 // ---- T3: privileges ----------------------------------------------------------------------------------------------------
 
-const PRIVILEGES: [Row; 10] = [
+const PRIVILEGES: [Row; 9] = [
     ("privileges, a file of group adm", "T3", Held, Account),
     ("privileges, a socket of group docker", "T3 T9", Held, Account),
     ("privileges, setgroups", "T3", Held, AccountWith(&["AmbientCapabilities=CAP_SETGID"])),
     ("privileges, sudo", "T3", Held, Account),
     ("privileges, su", "T3", Held, Account),
-    ("privileges, sg", "T3", Held, Account),
     ("privileges, a set-user-ID program of root", "T3", Held, Account),
     ("privileges, a set-group-ID program", "T3", Held, Account),
     ("privileges, a program with file capabilities", "T3", Held, Account),

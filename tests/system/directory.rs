@@ -73,7 +73,8 @@ fn a_directory_that_was_renamed_meanwhile_is_the_same_directory() {
 #[test]
 fn what_was_put_in_the_directorys_place_is_not_entered() {
     let fixture = Fixture::new();
-    for decoy in ["ln -s other approved", "install -d -o {NAME} approved", "ln -s /etc approved"] {
+    let directory = format!("install -d -o {NAME} approved");
+    for decoy in ["ln -s other approved", &directory, "ln -s /etc approved"] {
         let scratch = fixture.scratch();
         fixture.root(&format!("cd {scratch} && install -d -o {NAME} approved other"));
         let dir = fixture.standin.open(format!("{scratch}/approved")).unwrap();

@@ -173,7 +173,7 @@ impl Naive {
         fixture.root(&format!("chmod 0755 {NAIVE_PATH}"));
         let program = "/usr/local/libexec/opencode-pty-supervisor";
         let restart = RestartAtEnd::new(&fixture);
-        let lines = format!("[Service]\nExecStart=\nExecStart={program} --launcher {NAIVE_PATH}");
+        let lines = format!("[Service]\nExecStart=\nExecStart={program} --account {NAME} --launcher {NAIVE_PATH}");
         let drop_in = DropIn::new(&fixture, SUPERVISOR, &lines);
         fixture.root(&format!("systemctl restart {SUPERVISOR}"));
         fixture.restart_what_ended();

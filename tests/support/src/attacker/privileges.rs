@@ -26,7 +26,6 @@ pub(super) fn gain(adm: &str, docker: &str, programs: [&str; 3]) -> Vec<Told> {
         told("privileges, setgroups", perl("my $adm = pack('I', 4); syscall(116, 1, $adm) == 0 or die qq($!\\n)", &[])),
         told("privileges, sudo", run("/usr/bin/sudo", &["-n", "/usr/bin/id", "-u"])),
         told("privileges, su", run("/usr/bin/su", &["-c", "id -u"])),
-        told("privileges, sg", run("/usr/bin/sg", &["docker", "-c", "id -gn"])),
         told("privileges, a set-user-ID program of root", unless_own(run(setuid, &["-u"]), &own("-u"))),
         told("privileges, a set-group-ID program", unless_own(run(setgid, &["-g"]), &own("-g"))),
         told("privileges, a program with file capabilities", run(capable, &["--reuid", "0", "/usr/bin/id", "-u"])),

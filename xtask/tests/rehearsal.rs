@@ -76,7 +76,13 @@ fn dists() -> &'static Dists {
         run(git(&["init", "--quiet", "--bare"]).arg(at("git")));
         let here = |words: &[&str]| {
             let mut command = git(&["-c", "core.bare=false"]);
-            command.arg("--git-dir").arg(at("git")).arg("--work-tree").arg(workspace()).args(words);
+            command
+                .arg("--git-dir")
+                .arg(at("git"))
+                .arg("--work-tree")
+                .arg(workspace())
+                .args(words)
+                .current_dir(workspace());
             run(&mut command)
         };
         here(&["add", "--all", "."]);

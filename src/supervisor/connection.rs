@@ -435,8 +435,9 @@ async fn relay(context: &Rc<Context>, senses: &Senses, outbound: &mut Outbound, 
         pending().await
     };
     let output = async {
-        if outbound.forward(session.terminal()).await.is_err() {
-            senses.raise(Cause::Disconnect("the client's hang-up"));
+        match outbound.forward(session.terminal()).await {
+            Ok(()) => session.note_hang_up(),
+            Err(_) => senses.raise(Cause::Disconnect("the client's hang-up")),
         }
         pending().await
     };

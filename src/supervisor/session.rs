@@ -25,7 +25,7 @@ use crate::limits::{
 use crate::sys::{message, random, socket};
 use crate::systemd::unit::{Description, UnitName};
 use crate::systemd::{CallError, Manager, UnitEvents, UnitState, UnitWatch};
-use crate::wait::{until, within};
+use crate::wait::{Watched, until, within};
 
 /// A pause before the manager is asked again after it gave no answer. Chosen.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
@@ -48,6 +48,8 @@ pub struct Session {
     running_since: Seen,
     /// Its end, once that has been read, and what the signals had said by then.
     end: RefCell<Option<Box<(Seen, UnitState)>>>,
+    /// The terminal has ended; the manager should soon say why.
+    hung_up: Watched<bool>,
     isolation: String,
 }
 
@@ -135,6 +137,7 @@ impl Session {
             running: UnitState::default(),
             running_since,
             end: RefCell::default(),
+            hung_up: Watched::new(false),
             isolation: String::new(),
         };
         Ok((session, theirs))
@@ -300,6 +303,21 @@ impl Session {
         self.watch.events().with(|events| matches!(events.active.as_deref(), Some("inactive" | "failed")))
     }
 
+    /// Notes that nobody holds the terminal's other end any more.
+    pub fn note_hang_up(&self) {
+        self.hung_up.set(true);
+    }
+
+    /// Waits for a signal, or for the terminal's end and then a while in vain: once, since a signal may be lost.
+    async fn something(&self, signal: impl Future<Output = ()>) {
+        let in_vain = async {
+            self.hung_up.wait_for(|hung_up| hung_up.then_some(())).await;
+            Timer::after(SECOND_LOOK).await;
+            self.hung_up.set(false);
+        };
+        signal.or(in_vain).await;
+    }
+
     /// Waits until the unit has stopped, was restarted by somebody, or is gone.
     pub async fn ended(&self, context: &Context) -> End {
         let name = self.name.as_str();
@@ -309,7 +327,7 @@ impl Session {
         // The end may have come before this call, so a look comes first, unless the latest one is no older than the signals.
         let fresh = self.running_since;
         if !self.running.has_ended() {
-            events.wait_for(|events| (Seen::of(events) != fresh).then_some(())).await;
+            self.something(events.wait_for(|events| (Seen::of(events) != fresh).then_some(()))).await;
         }
         loop {
             let seen = events.with(Seen::of);
@@ -343,14 +361,13 @@ impl Session {
                 }
             }
             unreadable = None;
-            events
-                .wait_for(|events| {
-                    let stopping = events.active.as_deref() == Some("deactivating");
-                    let now = Seen::of(events);
-                    (now != seen && (!stopping || now.removals != seen.removals || now.generation != referenced))
-                        .then_some(())
-                })
-                .await;
+            let signal = events.wait_for(|events| {
+                let stopping = events.active.as_deref() == Some("deactivating");
+                let now = Seen::of(events);
+                (now != seen && (!stopping || now.removals != seen.removals || now.generation != referenced))
+                    .then_some(())
+            });
+            self.something(signal).await;
         }
     }
 

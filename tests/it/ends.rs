@@ -434,3 +434,14 @@ fn sixteen_sessions_at_once_keep_their_bytes_apart() {
     });
     scene.fake.wait_until_empty();
 }
+
+/// The manager's word that a unit has gone may be lost; the end of its terminal is a hint to ask.
+#[test]
+fn a_unit_that_goes_without_a_signal_is_noticed_by_its_terminal() {
+    let scene = Scene::set();
+    let (mut peer, name) = scene.session();
+    peer.input(b"typed").unwrap();
+    peer.output_until(b"typed", LONG).unwrap();
+    scene.fake.vanish(&name);
+    assert_eq!(peer.read_to_end(LONG).unwrap().exit, Some(Exit::lost()));
+}

@@ -185,7 +185,10 @@ impl FakeManager {
         self.with(|state| {
             if let Some(unit) = state.units.get_mut(unit) {
                 unit.removed = true;
-                unit.terminal = None;
+                if let Some(terminal) = unit.terminal.take() {
+                    // The player's thread has a duplicate.
+                    let _ = terminal.shutdown(std::net::Shutdown::Both);
+                }
             }
         });
     }

@@ -17,7 +17,7 @@ use std::time::Duration;
 use opencode_pty::frame::message::Exit;
 use support::host::{BootOptions, Host, Suite, WORKSPACE, build_standin, target, workspace};
 use support::page;
-use support::readiness::{MARKER_PATH, TEMPLATE_PATH, render, revision_line};
+use support::readiness::{MARKER_PATH, revision_line};
 use support::standin::{CONTROL_PATH, Standin};
 
 /// How long anything that normally takes milliseconds may take. Chosen: a loaded machine is no failure.
@@ -90,14 +90,19 @@ fn dists() -> &'static Dists {
         let checkout = at("checkout");
         run(git(&["clone", "--quiet"]).arg(at("git")).arg(&checkout));
 
-        let path = target().join("rehearsal/first");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
-        run(command.arg("dist").arg("--repository").arg(&checkout).arg("--out").arg(&path));
-        // What a reviewer does: nothing of ours but the line on the page.
-        let hash = run(Command::new("sh").args(["-euc", &block("source-hash")]).current_dir(&checkout));
-        let commit = run(git(&["rev-parse", "HEAD"]).current_dir(&checkout));
-        let first = Dist { path, reviewed: revision_line(&commit, &hash) };
-        let second = next_version(&first);
+        let build = |name: &str| {
+            let path = target().join("rehearsal").join(name);
+            let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+            run(command.arg("dist").arg("--repository").arg(&checkout).arg("--out").arg(&path));
+            // What a reviewer does: nothing of ours but the line on the page.
+            let hash = run(Command::new("sh").args(["-euc", &block("source-hash")]).current_dir(&checkout));
+            let commit = run(git(&["rev-parse", "HEAD"]).current_dir(&checkout));
+            Dist { path, reviewed: revision_line(&commit, &hash) }
+        };
+        let first = build("first");
+        run(Command::new("sh").args(["-euc", NEXT_VERSION]).current_dir(&checkout));
+        run(git(&["commit", "--quiet", "--all", "--message", "The next version"]).current_dir(&checkout));
+        let second = build("second");
 
         let binary = |dist: &Dist| fs::read(dist.path.join("opencode-pty")).unwrap();
         assert!(binary(&first) != binary(&second), "the next version is no other binary");
@@ -105,22 +110,11 @@ fn dists() -> &'static Dists {
     })
 }
 
-/// The next version, for the upgrade: another revision with another binary.
-///
-/// Not built: two more builds would take minutes, and show nothing about an upgrade. A byte behind an ELF file's end makes it
-/// another file and the same program.
-fn next_version(first: &Dist) -> Dist {
-    let path = first.path.with_file_name("second");
-    let _ = fs::remove_dir_all(&path);
-    run(Command::new("cp").arg("--archive").arg(&first.path).arg(&path));
-    let reviewed = revision_line(&"2".repeat(40), &"2".repeat(64));
-    let template = fs::read_to_string(workspace().join(TEMPLATE_PATH)).unwrap();
-    fs::write(path.join("opencode-pty-verify-readiness"), render(&template, &reviewed).unwrap()).unwrap();
-    let sums =
-        "echo >>opencode-pty; rm SHA256SUMS; find * -type f -exec sha256sum {} + >../SHA256SUMS; mv ../SHA256SUMS .";
-    run(Command::new("sh").args(["-euc", sums]).current_dir(&path));
-    Dist { path, reviewed }
-}
+/// What makes the next version of a checkout: another number, which the binary has in it, too.
+const NEXT_VERSION: &str = r#"
+    sed -i 's/^version = "[^"]*"$/version = "0.0.99"/' Cargo.toml
+    sed -i '/^name = "\(opencode-pty\|support\|xtask\)"$/ { n; s/"[^"]*"/"0.0.99"/ }' Cargo.lock
+"#;
 
 /// A directory that is removed at the end.
 struct Scratch(PathBuf);

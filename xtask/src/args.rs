@@ -9,9 +9,12 @@ pub struct Args {
 }
 
 impl Args {
-    /// The words after the command's name; `usage` is what a wrong one is answered with.
-    pub fn new(words: &[String], usage: &'static str) -> Self {
-        Self { words: words.to_vec(), usage }
+    /// The words after the command's name; `usage` is what a wrong one is answered with, and `--help` among them.
+    pub fn new(words: &[String], usage: &'static str) -> Result<Self, Failure> {
+        if words.iter().any(|word| word == "--help") {
+            return Err(Failure::Help(usage));
+        }
+        Ok(Self { words: words.to_vec(), usage })
     }
 
     /// Takes a flag out, and says whether it was there.
@@ -63,8 +66,19 @@ impl Args {
 mod tests {
     use super::*;
 
-    fn args(words: &[&str]) -> Args {
+    fn parsed(words: &[&str]) -> Result<Args, Failure> {
         Args::new(&words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>(), "usage")
+    }
+
+    fn args(words: &[&str]) -> Args {
+        parsed(words).unwrap_or_else(|_| panic!("{words:?} ask for help"))
+    }
+
+    #[test]
+    fn help_comes_first_wherever_it_is_asked_for() {
+        for words in [&["--help"][..], &["up", "--name", "--help"], &["--nmae", "--help"]] {
+            assert!(matches!(parsed(words), Err(Failure::Help("usage"))), "{words:?}");
+        }
     }
 
     #[test]

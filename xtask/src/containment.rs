@@ -32,11 +32,7 @@ const COLUMNS: [(&str, &str); 4] =
 const OLDER_WALL: &str = "trixie";
 
 pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
-    let mut args = Args::new(words, USAGE);
-    if args.flag("--help") {
-        print!("{USAGE}");
-        return Ok(ExitCode::SUCCESS);
-    }
+    let mut args = Args::new(words, USAGE)?;
     let kept = args.option("--logs")?.map(PathBuf::from);
     args.finish(0)?;
     let logs = kept.clone().unwrap_or_else(|| host::target().join("containment"));

@@ -65,11 +65,7 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
         Some(dashes) => (words.get(..dashes).unwrap_or_default(), words.get(dashes + 1..).unwrap_or_default()),
         None => (words, [].as_slice()),
     };
-    let mut args = Args::new(options, USAGE);
-    if args.flag("--help") {
-        print!("{USAGE}");
-        return Ok(ExitCode::SUCCESS);
-    }
+    let mut args = Args::new(options, USAGE)?;
     let suite: Suite = match args.option("--suite")? {
         Some(name) => name.parse().map_err(Failure::Usage)?,
         None => Suite::Trixie,

@@ -62,11 +62,7 @@ fn shared(name: &str) -> Option<String> {
 }
 
 pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
-    let mut args = Args::new(words, USAGE);
-    if args.flag("--help") {
-        print!("{USAGE}");
-        return Ok(ExitCode::SUCCESS);
-    }
+    let mut args = Args::new(words, USAGE)?;
     let allow_dirty = args.flag("--allow-dirty");
     let account = args.option("--account")?;
     let out = args.option("--out")?.map_or_else(|| target().join("dist"), PathBuf::from);
@@ -89,11 +85,7 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
 
 /// `cargo xtask source-hash`.
 pub fn source_hash(words: &[String]) -> Result<ExitCode, Failure> {
-    let mut args = Args::new(words, SOURCE_HASH_USAGE);
-    if args.flag("--help") {
-        print!("{SOURCE_HASH_USAGE}");
-        return Ok(ExitCode::SUCCESS);
-    }
+    let mut args = Args::new(words, SOURCE_HASH_USAGE)?;
     let allow_dirty = args.flag("--allow-dirty");
     let repository = args.option("--repository")?.map_or_else(workspace, PathBuf::from);
     args.finish(0)?;

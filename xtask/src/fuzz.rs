@@ -42,11 +42,7 @@ struct Places {
 }
 
 pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
-    let mut args = Args::new(words, USAGE);
-    if args.flag("--help") {
-        print!("{USAGE}");
-        return Ok(ExitCode::SUCCESS);
-    }
+    let mut args = Args::new(words, USAGE)?;
     let number = |text: String| text.parse().ok().filter(|seconds| *seconds > 0);
     let seconds: u32 = match args.option("--seconds")?.map(number) {
         Some(None) => return Err(Failure::Usage(format!("--seconds needs a number above 0\n{USAGE}"))),

@@ -24,11 +24,7 @@ Usage: cargo xtask host up|shell|down [--suite SUITE] [--name NAME] [--account N
 ";
 
 pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
-    let mut args = Args::new(words, USAGE);
-    if args.flag("--help") {
-        print!("{USAGE}");
-        return Ok(ExitCode::SUCCESS);
-    }
+    let mut args = Args::new(words, USAGE)?;
     let bare = args.flag("--bare");
     let suite: Suite = match args.option("--suite")? {
         Some(name) => name.parse().map_err(Failure::Usage)?,

@@ -13,6 +13,7 @@ mod soak;
 mod test;
 mod vm;
 
+use std::fmt;
 use std::process::ExitCode;
 
 const USAGE: &str = "\
@@ -34,12 +35,23 @@ Usage: cargo xtask COMMAND
 Each command explains itself with --help. Exit codes: 0 done, 1 failed, 64 wrong usage.
 ";
 
-/// Why a command did not do what it was asked to.
+/// Why a command did nothing, or not what it was asked to.
 pub enum Failure {
+    /// Only this explanation was asked for.
+    Help(&'static str),
     /// The words make no sense; the text says which.
     Usage(String),
     /// It was tried, and this is why it did not work. Empty: everything has been said already.
     Failed(String),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Help(text) => f.write_str(text),
+            Self::Usage(text) | Self::Failed(text) => f.write_str(text),
+        }
+    }
 }
 
 impl From<support::host::Error> for Failure {
@@ -70,15 +82,16 @@ fn main() -> ExitCode {
         "soak" => soak::main(rest),
         "test" => test::main(rest),
         "vm" => vm::main(rest),
-        "help" | "--help" | "-h" => {
-            print!("{USAGE}");
-            Ok(ExitCode::SUCCESS)
-        }
+        "help" | "--help" | "-h" => Err(Failure::Help(USAGE)),
         "" => Err(Failure::Usage(USAGE.to_owned())),
         other => Err(Failure::Usage(format!("no such command '{other}'\n{USAGE}"))),
     };
     match done {
         Ok(code) => code,
+        Err(Failure::Help(usage)) => {
+            print!("{usage}");
+            ExitCode::SUCCESS
+        }
         Err(Failure::Usage(message)) => {
             eprintln!("{}", message.trim_end());
             ExitCode::from(64)

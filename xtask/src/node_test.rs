@@ -79,11 +79,7 @@ const STAGES: [&str; 8] = [
 ];
 
 pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
-    let mut args = Args::new(words, USAGE);
-    if args.flag("--help") {
-        print!("{USAGE}");
-        return Ok(ExitCode::SUCCESS);
-    }
+    let mut args = Args::new(words, USAGE)?;
     let write = args.flag("--write");
     let runs: u32 = match args.option("--runs")? {
         Some(number) => number.parse().map_err(|_| Failure::Usage(format!("'{number}' is no number\n{USAGE}")))?,

@@ -113,11 +113,7 @@ const MIX: [Mix; 32] = [
 ];
 
 pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
-    let mut args = Args::new(words, USAGE);
-    if args.flag("--help") {
-        print!("{USAGE}");
-        return Ok(ExitCode::SUCCESS);
-    }
+    let mut args = Args::new(words, USAGE)?;
     let short = args.flag("--short");
     let minutes: u64 = number(&mut args, "--minutes")?.unwrap_or(10);
     let sessions: u64 = number(&mut args, "--sessions")?.unwrap_or(0);

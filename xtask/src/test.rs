@@ -112,11 +112,7 @@ impl Context {
 }
 
 pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
-    let mut args = Args::new(words, USAGE);
-    if args.flag("--help") {
-        print!("{USAGE}");
-        return Ok(ExitCode::SUCCESS);
-    }
+    let mut args = Args::new(words, USAGE)?;
     let only: Option<Vec<String>> = args.option("--only")?.map(|names| names.split(',').map(str::to_owned).collect());
     args.finish(0)?;
     for name in only.iter().flatten() {

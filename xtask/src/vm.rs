@@ -31,11 +31,7 @@ Usage: cargo xtask vm up|shell|down [--name NAME] [--bare]
 ";
 
 pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
-    let mut args = Args::new(words, USAGE);
-    if args.flag("--help") {
-        print!("{USAGE}");
-        return Ok(ExitCode::SUCCESS);
-    }
+    let mut args = Args::new(words, USAGE)?;
     let bare = args.flag("--bare");
     let named = args.option("--name")?;
     let name = named.clone().unwrap_or_else(|| "trixie".to_owned());

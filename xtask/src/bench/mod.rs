@@ -101,11 +101,7 @@ const SMOKE: Size = Size {
 };
 
 pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
-    let mut args = Args::new(words, USAGE);
-    if args.flag("--help") {
-        print!("{USAGE}");
-        return Ok(ExitCode::SUCCESS);
-    }
+    let mut args = Args::new(words, USAGE)?;
     let (quick, smoke, write_docs) = (args.flag("--quick"), args.flag("--smoke"), args.flag("--write-docs"));
     let (json, from) = (args.option("--json")?, args.option("--from")?);
     let binary = args.option("--binary")?;

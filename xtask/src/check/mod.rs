@@ -31,12 +31,7 @@ const CHECKS: [(&str, Check); 5] =
     [("fmt", fmt), ("clippy", clippy), ("layers", layers::check), ("docs", docs::check), ("rustdoc", rustdoc)];
 
 pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
-    let mut args = Args::new(words, USAGE);
-    if args.flag("--help") {
-        print!("{USAGE}");
-        return Ok(ExitCode::SUCCESS);
-    }
-    args.finish(0)?;
+    Args::new(words, USAGE)?.finish(0)?;
 
     let root = workspace();
     let mut sound = true;

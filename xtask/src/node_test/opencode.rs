@@ -31,7 +31,7 @@ pub fn get(progress: &mut dyn FnMut(&str)) -> (Runtime, Option<String>) {
     };
     match runtimes::locked_program(NAME, progress) {
         Ok((version, program)) => (runtime(&version, program), None),
-        Err(Failure::Failed(why) | Failure::Usage(why)) => (runtime("", PathBuf::new()), Some(why)),
+        Err(failure) => (runtime("", PathBuf::new()), Some(failure.to_string())),
     }
 }
 

@@ -42,6 +42,9 @@ pub mod sys;
 /// Values that tasks of one thread wait on; deadlines.
 pub mod wait;
 
+/// The unit files that ship, for any account.
+pub mod unit_files;
+
 /// A role's words, against its options.
 pub mod options;
 

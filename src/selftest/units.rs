@@ -8,12 +8,7 @@ use super::files::anything_installed;
 use super::report::Finding;
 use crate::account::Account;
 use crate::report::quoted;
-
-/// The supervisor's unit as shipped.
-pub const SUPERVISOR: &str = include_str!("../../units/opencode-pty-supervisor.service");
-const SLICE: &str = include_str!("../../units/opencode-pty.slice");
-/// The server's unit as shipped.
-pub const SERVER: &str = include_str!("../../units/opencode-v2.service");
+use crate::unit_files::{Owner, SERVER, SLICE, SUPERVISOR, render};
 
 /// A line of a unit file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,29 +33,10 @@ pub fn section<'a>(unit: &'a str, section: &str) -> Vec<Line<'a>> {
     lines
 }
 
-/// The account the shipped units are for.
-const SHIPPED_FOR: &str = "byk";
-
-/// The shipped unit for this account: the one knob it has, turned as `cargo xtask dist --account` does.
+/// The shipped unit for this account. Its group is taken to have its name: /etc/passwd tells no other.
 pub fn rendered(unit: &str, account: &Account) -> String {
-    let (name, home, uid) = (account.name(), account.home(), account.uid());
-    if name == SHIPPED_FOR && uid == 1000 && home == "/home/byk" {
-        return unit.to_owned();
-    }
-    let is_protected = ["/home/", "/root/", "/run/user/"].iter().any(|place| home.starts_with(place));
-    let lines = unit.lines().map(|line| {
-        let line = match line.split_once('=') {
-            Some((key @ ("User" | "Group"), SHIPPED_FOR)) => format!("{key}={name}"),
-            Some(("ExecStart", command)) if command.ends_with("/opencode-pty-supervisor") && name != SHIPPED_FOR => {
-                format!("{line} --account {name}")
-            }
-            // `ProtectHome=` hides the usual places alone.
-            Some(("InaccessiblePaths", _)) if !is_protected => format!("{line} -{home}"),
-            _ => line.to_owned(),
-        };
-        line.replace("/run/user/1000", &format!("/run/user/{uid}")).replace("/home/byk", home) + "\n"
-    });
-    lines.collect()
+    let (name, uid, gid, home) = (account.name(), account.uid(), account.gid(), account.home());
+    render(unit, &Owner { name, group: name, uid, gid, home })
 }
 
 /// What a line must look like as a property.

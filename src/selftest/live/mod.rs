@@ -35,6 +35,7 @@ use crate::limits::CGROUP_ROOT;
 use crate::report::{Chain, quoted};
 use crate::sys::random;
 use crate::systemd::{CallError, Manager};
+use crate::unit_files::{SERVER, SUPERVISOR};
 use crate::wait::within;
 
 /// How the supervisor's and the server's unit end if nobody is left to end them. Chosen: several times a whole run.
@@ -192,7 +193,7 @@ impl<'a> Stand<'a> {
         let mut command = Command::new("systemd-run");
         command
             .args(["--quiet", "--collect", "--service-type=notify", &format!("--unit={}", self.supervisor)])
-            .args(self.properties(units::SUPERVISOR, &NOT_SHIPPED))
+            .args(self.properties(SUPERVISOR, &NOT_SHIPPED))
             .args([&format!("--property=RuntimeDirectory={}", self.id), &format!("--property={UNITS_TIME}")])
             // As root and outside the unit's mounts, for a run whose process was killed.
             .args([&format!("--property=ExecStopPost=+/bin/rm -rf {}", self.directory.display()), "--"])
@@ -214,7 +215,7 @@ impl<'a> Stand<'a> {
             Ok(loaded) => loaded,
             Err(error) => return Finding::not_run(Chain(&error).to_string(), "see the check 'manager'"),
         };
-        let shipped = units::rendered(units::SUPERVISOR, self.account);
+        let shipped = units::rendered(SUPERVISOR, self.account);
         let problems = units::compare(&shipped, &loaded, &NOT_SHIPPED);
         Finding::from_problems(
             &problems,
@@ -232,7 +233,7 @@ impl<'a> Stand<'a> {
             let child = Command::new("systemd-run")
                 .args(["--quiet", "--collect", "--pipe", "--wait", &format!("--unit={}", self.server)])
                 .args(self.properties(
-                    units::SERVER,
+                    SERVER,
                     &["Type", "ExecCondition", "ExecStart", "EnvironmentFile", "Environment", "Restart", "RestartSec"],
                 ))
                 .args([&format!("--property={UNITS_TIME}"), "--"])

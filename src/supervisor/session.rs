@@ -300,7 +300,7 @@ impl Session {
 
     /// Whether the manager has said that the unit stopped, as far as its signals go.
     pub fn seems_ended(&self) -> bool {
-        self.watch.events().with(|events| matches!(events.active.as_deref(), Some("inactive" | "failed")))
+        self.watch.events().with(UnitEvents::has_ended)
     }
 
     /// Notes that nobody holds the terminal's other end any more.

@@ -302,7 +302,7 @@ impl Link {
             if let Some(active) = changed.get("ActiveState").and_then(|value| value.downcast_ref::<&str>().ok()) {
                 events.active = Some(active.to_owned());
             }
-            let ended = matches!(events.active.as_deref(), Some("inactive" | "failed"));
+            let ended = events.has_ended();
             let mut is_new = false;
             for (known, property) in events.said.iter_mut().zip(WORTH_READING) {
                 let Some(said) = changed.get(property).map(ToString::to_string) else { continue };

@@ -196,8 +196,13 @@ impl UnitState {
 
     /// Whether the unit has stopped: `inactive` or `failed`.
     pub fn has_ended(&self) -> bool {
-        matches!(self.active.as_str(), "inactive" | "failed")
+        is_end(&self.active)
     }
+}
+
+/// Whether an `ActiveState` is that of a unit that has stopped.
+fn is_end(active: &str) -> bool {
+    matches!(active, "inactive" | "failed")
 }
 
 /// What the manager's signals have said of a unit so far. Hints: read the unit before acting on them.
@@ -215,6 +220,13 @@ pub struct UnitEvents {
     pub changes: u64,
     /// The bus connection's generation. Signals of the time between two of them are lost.
     pub generation: u64,
+}
+
+impl UnitEvents {
+    /// Whether they said last that the unit has stopped.
+    pub fn has_ended(&self) -> bool {
+        self.active.as_deref().is_some_and(is_end)
+    }
 }
 
 /// Registration for the signals of one unit. Call [`UnitWatch::forget`] when done.

@@ -9,6 +9,7 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
+use slab::Slab;
 use smol::Timer;
 use smol::future::FutureExt;
 
@@ -35,7 +36,51 @@ pub struct Watched<T>(Rc<Inner<T>>);
 struct Inner<T> {
     value: RefCell<T>,
     version: Cell<u64>,
-    wakers: RefCell<Vec<Waker>>,
+    waiters: Waiters,
+}
+
+/// Who waits: a place for each, empty once it has been woken.
+#[derive(Debug, Default)]
+struct Waiters(RefCell<Slab<Option<Waker>>>);
+
+impl Waiters {
+    fn wake_all(&self) {
+        // Not borrowed while one is woken: that may drop the last of a task, and with it places of its own.
+        let next = || self.0.borrow_mut().iter_mut().find_map(|(_, waker)| waker.take());
+        while let Some(waker) = next() {
+            waker.wake();
+        }
+    }
+}
+
+/// A waiter's place. Given back when the waiter is dropped: who waits in vain would keep its task's memory otherwise.
+struct Place<'a> {
+    waiters: &'a Waiters,
+    key: Option<usize>,
+}
+
+impl Place<'_> {
+    fn register(&mut self, waker: &Waker) {
+        let mut waiters = self.waiters.0.borrow_mut();
+        let other = match self.key.and_then(|key| waiters.get_mut(key)) {
+            Some(Some(known)) if known.will_wake(waker) => None,
+            Some(place) => place.replace(waker.clone()),
+            None => {
+                self.key = Some(waiters.insert(Some(waker.clone())));
+                None
+            }
+        };
+        drop(waiters);
+        // The last of a task may go with it, so not while borrowed.
+        drop(other);
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let waker = self.key.and_then(|key| self.waiters.0.borrow_mut().try_remove(key));
+        drop(waker);
+    }
 }
 
 impl<T> Clone for Watched<T> {
@@ -47,7 +92,7 @@ impl<T> Clone for Watched<T> {
 impl<T> Watched<T> {
     /// A cell with a first value.
     pub fn new(value: T) -> Self {
-        Self(Rc::new(Inner { value: RefCell::new(value), version: Cell::new(0), wakers: RefCell::default() }))
+        Self(Rc::new(Inner { value: RefCell::new(value), version: Cell::new(0), waiters: Waiters::default() }))
     }
 
     /// Looks at the value.
@@ -67,9 +112,7 @@ impl<T> Watched<T> {
     pub fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let result = change(&mut self.0.value.borrow_mut());
         self.0.version.set(self.0.version.get() + 1);
-        for waker in self.0.wakers.take() {
-            waker.wake();
-        }
+        self.0.waiters.wake_all();
         result
     }
 
@@ -80,9 +123,8 @@ impl<T> Watched<T> {
 
     /// Waits until `look` finds what it wants in the value, now or after a change.
     pub async fn wait_for<R>(&self, mut look: impl FnMut(&T) -> Option<R>) -> R {
-        // A waiter keeps one waker here at most: it adds one only when the value changed since its last look.
         let mut seen = None;
-        let mut registered: Option<Waker> = None;
+        let mut place = Place { waiters: &self.0.waiters, key: None };
         poll_fn(|context| {
             let version = self.0.version.get();
             if seen != Some(version) {
@@ -90,15 +132,8 @@ impl<T> Watched<T> {
                     return Poll::Ready(found);
                 }
                 seen = Some(version);
-                registered = None;
             }
-            if !registered.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
-                let mut wakers = self.0.wakers.borrow_mut();
-                if !wakers.iter().any(|waker| waker.will_wake(context.waker())) {
-                    wakers.push(context.waker().clone());
-                }
-                registered = Some(context.waker().clone());
-            }
+            place.register(context.waker());
             Poll::Pending
         })
         .await
@@ -122,8 +157,9 @@ mod tests {
         assert_eq!(seen.0, 3);
     }
 
+    /// The supervisor grew by the task of every connection there had been: each had waited for a shutdown.
     #[test]
-    fn a_task_that_waits_again_and_again_leaves_one_waker() {
+    fn who_waited_in_vain_leaves_nothing() {
         let cell = Watched::new(0);
         smol::block_on(async {
             for _ in 0..100 {
@@ -133,6 +169,29 @@ mod tests {
                 waiting.or(future::yield_now()).await;
             }
         });
-        assert_eq!(cell.0.wakers.borrow().len(), 1);
+        assert!(cell.0.waiters.0.borrow().is_empty());
+    }
+
+    #[test]
+    fn a_woken_task_that_ends_with_others_of_the_same_cell_disturbs_nobody() {
+        let cell = Watched::new(0);
+        let executor = smol::LocalExecutor::new();
+        let wait = |least: i32| {
+            let cell = cell.clone();
+            async move { cell.wait_for(|value| (*value >= least).then_some(*value)).await }
+        };
+        let (first, second) = (executor.spawn(wait(1)), executor.spawn(wait(2)));
+        // Waits for both; the one that is done takes the other with it.
+        let either = executor.spawn(wait(2).or(wait(1)));
+        smol::block_on(executor.run(async {
+            future::yield_now().await;
+            assert_eq!(cell.0.waiters.0.borrow().len(), 4);
+            cell.set(1);
+            assert_eq!((first.await, either.await), (1, 1));
+            assert_eq!(cell.0.waiters.0.borrow().len(), 1);
+            cell.set(2);
+            assert_eq!(second.await, 2);
+        }));
+        assert!(cell.0.waiters.0.borrow().is_empty());
     }
 }

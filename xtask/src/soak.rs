@@ -183,7 +183,8 @@ struct Soak<'a> {
 
 impl Soak<'_> {
     fn run(&self, seed: u64, time: Duration, sessions: u64) -> Result<bool, Failure> {
-        self.work(seed ^ 1, |count| count < WARM_UP * WORKERS as u64);
+        // Of every kind, so that the pool's threads are there, too.
+        self.work(seed ^ 1, false, |count| count < WARM_UP * WORKERS as u64);
         // Descriptors of the foreign pool's threads and the like are there now.
         let before = self.settled(None)?;
         let resident_before = self.resident_kib(&before)?;
@@ -194,7 +195,7 @@ impl Soak<'_> {
         let over = AtomicBool::new(false);
         let samples = thread::scope(|scope| {
             let samples = scope.spawn(|| self.samples(&before, begun, &over));
-            self.work(seed, |count| begun.elapsed() < time || count < sessions);
+            self.work(seed, self.short, |count| begun.elapsed() < time || count < sessions);
             over.store(true, Ordering::Relaxed);
             samples.join()
         });
@@ -234,22 +235,22 @@ impl Soak<'_> {
     }
 
     /// One session after the other on each worker, as long as `more` says so of the number there have been.
-    fn work(&self, seed: u64, more: impl Fn(u64) -> bool + Sync) {
+    fn work(&self, seed: u64, short: bool, more: impl Fn(u64) -> bool + Sync) {
         thread::scope(|scope| {
             for worker in 0..WORKERS {
                 let more = &more;
                 scope.spawn(move || {
                     let mut random = Random::new(seed.wrapping_mul(1_000_003).wrapping_add(worker as u64));
                     while more(self.done.fetch_add(1, Ordering::Relaxed)) {
-                        self.one(&mut random);
+                        self.one(short, &mut random);
                     }
                 });
             }
         });
     }
 
-    fn one(&self, random: &mut Random) {
-        let kind = if self.short { Mix::Short } else { *random.choose(&MIX) };
+    fn one(&self, short: bool, random: &mut Random) {
+        let kind = if short { Mix::Short } else { *random.choose(&MIX) };
         let begun = Instant::now();
         let outcome = loop {
             let again = random.clone();

@@ -90,7 +90,7 @@ fn run(name: &str, port: Port, words: &[&str], input: impl io::Read + Send + 'st
 
 /// Of tests/system, what is worth its time on a machine twenty times slower: each stands on something of its own that
 /// container hosts share with the machine they run on (kernel 6.12, its Landlock, controllers, AppArmor) or lack.
-const SYSTEM: [&str; 2] = ["hardening::", "threats::"];
+const SYSTEM: [&str; 3] = ["attacks::", "hardening::", "threats::"];
 
 /// Runs the steps; each prints what libtest prints.
 fn test(named: Option<&str>, only: Option<&str>, filters: &[String]) -> Result<ExitCode, Failure> {

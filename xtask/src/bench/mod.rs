@@ -21,6 +21,7 @@ use crate::args::Args;
 
 const USAGE: &str = "\
 Usage: cargo xtask bench [--quick | --smoke] [--json FILE] [--write-docs] [--suite bookworm|trixie] [--binary FILE]
+       cargo xtask bench --only PART [--quick] [--json FILE] [--suite bookworm|trixie] [--binary FILE]
        cargo xtask bench --from FILE [--write-docs]
 
   Boots a host, installs the product, and measures sessions, systemd-run, script(1) and bare units in turn: A B C A B C.
@@ -28,6 +29,7 @@ Usage: cargo xtask bench [--quick | --smoke] [--json FILE] [--write-docs] [--sui
 
   --quick       fewer samples: two minutes instead of ten
   --smoke       one sample of everything: shows that every figure can be measured, and says nothing of time
+  --only        one part: starts, helper, bus, echo, flow, idle, flood, instructions, memory or growth
   --json        the same as data
   --write-docs  docs/performance/bench.json and bench.svg, and the tables of docs/performance.md, from this run
   --from        measures nothing: takes what an earlier run wrote with --json
@@ -104,7 +106,7 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
     let mut args = Args::new(words, USAGE)?;
     let (quick, smoke, write_docs) = (args.flag("--quick"), args.flag("--smoke"), args.flag("--write-docs"));
     let (json, from) = (args.option("--json")?, args.option("--from")?);
-    let binary = args.option("--binary")?;
+    let (binary, only) = (args.option("--binary")?, args.option("--only")?);
     let suite: Suite = match args.option("--suite")? {
         Some(name) => name.parse().map_err(Failure::Usage)?,
         None => Suite::Trixie,
@@ -116,10 +118,18 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
         (false, true) => SMOKE,
         (true, true) => return Err(Failure::Usage(format!("--quick or --smoke, not both\n{USAGE}"))),
     };
+    if let Some(part) = only.as_deref() {
+        if !measure::PARTS.contains(&part) {
+            return Err(Failure::Usage(format!("'{part}' is no part of the bench\n{USAGE}")));
+        }
+        if write_docs || from.is_some() {
+            return Err(Failure::Usage(format!("--only measures too little for --write-docs and --from\n{USAGE}")));
+        }
+    }
 
     let report = match &from {
         Some(file) => read(file)?,
-        None => run(size, suite, binary.map(PathBuf::from))?,
+        None => run(size, suite, binary.map(PathBuf::from), only.as_deref())?,
     };
     print!("{}", report.table());
     if let Some(file) = json {
@@ -128,14 +138,14 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
     if write_docs {
         page::write_docs(&report)?;
     }
-    let missing = report.missing(measure::FIGURES);
+    let missing = if only.is_some() { Vec::new() } else { report.missing(measure::FIGURES) };
     if missing.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
     Err(Failure::Failed(format!("not measured: {}", missing.join(", "))))
 }
 
-fn run(size: Size, suite: Suite, binary: Option<PathBuf>) -> Result<Report, Failure> {
+fn run(size: Size, suite: Suite, binary: Option<PathBuf>, only: Option<&str>) -> Result<Report, Failure> {
     let say = |line: &str| eprintln!("bench: {line}");
     say("building, if something has changed");
     let product = match binary {
@@ -152,7 +162,7 @@ fn run(size: Size, suite: Suite, binary: Option<PathBuf>) -> Result<Report, Fail
     host::install_standin(&host, &standin)?;
     host::start(&host)?;
     let machine = machine(&host)?;
-    let mut report = Bench::new(&host, size, machine)?.run(loops.as_deref())?;
+    let mut report = Bench::new(&host, size, machine)?.run(loops.as_deref(), only)?;
     report.machine.load_after = load();
     host.down()?;
     Ok(report)

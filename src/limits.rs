@@ -54,6 +54,8 @@ pub const BACKLOG: i32 = 128;
 pub const ACCEPTED_IN_A_ROW_MAX: u32 = 16;
 /// Pause of the accept loop after it ran out of descriptors or memory. Chosen: long enough not to spin.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// From a change of the number of sessions to telling PID 1 of it. Chosen: longer than a start or a short session takes.
+pub const STATUS_PAUSE: Duration = Duration::from_millis(200);
 /// Least time between two journal records about refused connections. Chosen.
 pub const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(1);
 /// Most characters of one value in a journal record. Chosen: a record is one datagram, and its values, fourteen of at

@@ -37,8 +37,8 @@ use crate::frame::{self, Kind};
 use crate::journal::{self, Event, Field};
 use crate::limits::{
     ACCEPT_PAUSE, ACCEPTED_IN_A_ROW_MAX, ACCOUNT_DEFAULT, LAUNCHER_PATH, REFUSAL_LOG_INTERVAL, SERVER_UNIT_DEFAULT,
-    SESSIONS_MAX_CEILING, SESSIONS_MAX_DEFAULT, SLICE_DEFAULT, SOCKET_PATH, STOP_TIME, STOP_TIME_WITHOUT_BUS,
-    STUCK_RETRY_PAUSE, SUPERVISOR_UNIT_DEFAULT,
+    SESSIONS_MAX_CEILING, SESSIONS_MAX_DEFAULT, SLICE_DEFAULT, SOCKET_PATH, STATUS_PAUSE, STOP_TIME,
+    STOP_TIME_WITHOUT_BUS, STUCK_RETRY_PAUSE, SUPERVISOR_UNIT_DEFAULT,
 };
 use crate::options;
 use crate::report::{Chain, Doing, ExitStatus, SystemError, print_error};
@@ -402,12 +402,18 @@ async fn await_doomed(context: Rc<Context>, name: UnitName, watch: UnitWatch) {
     retry_stuck(context, name, slot).await;
 }
 
-/// Keeps `systemctl status` current.
+/// Keeps `systemctl status` current, a moment late: the manager has to tell everybody of it, and that would be in the
+/// way of the start that it is about.
 async fn keep_status(context: Rc<Context>) {
     let (mut sessions, max) = context.admission.sessions();
     loop {
         context.notifier.insist(&format!("STATUS={sessions}/{max} sessions")).await;
-        sessions = context.admission.sessions_changed(sessions).await;
+        let told = sessions;
+        while sessions == told {
+            context.admission.sessions_changed(told).await;
+            Timer::after(STATUS_PAUSE).await;
+            sessions = context.admission.sessions().0;
+        }
     }
 }
 

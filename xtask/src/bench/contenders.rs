@@ -15,6 +15,8 @@ pub enum Contender {
     Pty,
     /// script(1) alone, into a pipe.
     Script,
+    /// script(1) between two cat(1): a process more on the way there and on the way back that does nothing but copy.
+    ScriptBetweenCats,
 }
 
 impl Contender {
@@ -25,6 +27,7 @@ impl Contender {
             Self::PipePlain => "systemd-run --pipe, plain",
             Self::Pty => "systemd-run --pty, plain",
             Self::Script => "script(1) alone",
+            Self::ScriptBetweenCats => "script(1) between two cat(1)",
         }
     }
 
@@ -34,7 +37,7 @@ impl Contender {
             Self::Ours => "session",
             Self::PipeSame | Self::PipePlain => "pipe",
             Self::Pty => "terminal",
-            Self::Script => "account-pipe",
+            Self::Script | Self::ScriptBetweenCats => "account-pipe",
         }
     }
 
@@ -47,6 +50,10 @@ impl Contender {
         match self {
             Self::Ours => owned(&["/bin/sh", "-c", text]),
             Self::Script => script,
+            Self::ScriptBetweenCats => {
+                let words = ["/bin/sh", "-c", "cat | /usr/bin/script -qefc \"$1\" /dev/null | cat", "sh", text];
+                owned(&words)
+            }
             Self::PipePlain => [owned(&run), owned(&pipe), script].concat(),
             Self::PipeSame => [owned(&run), owned(&pipe), same_properties(varlink_sockets), script].concat(),
             Self::Pty => [owned(&run), owned(&["--pty", "--expand-environment=no", "/bin/sh", "-c", text])].concat(),

@@ -325,7 +325,7 @@ impl<'a> Bench<'a> {
         say("round trips of a byte");
         let work = Work { words: &["/bin/sh", "-c", RAW_CAT], text: RAW_CAT };
         let mut trips: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-        let everyone = [Contender::Ours, Contender::Script, Contender::Pty];
+        let everyone = [Contender::Ours, Contender::Script, Contender::ScriptBetweenCats, Contender::Pty];
         for _ in 0..self.size.trip_rounds {
             for who in everyone {
                 let count = self.size.trips.to_string();
@@ -352,6 +352,8 @@ impl<'a> Bench<'a> {
         }
         let added = at(OURS, 0.5)? - at(Contender::Script.name(), 0.5)?;
         figure.row("added by the supervisor, p50", Summary::once(added));
+        let floor = at(Contender::ScriptBetweenCats.name(), 0.5)? - at(Contender::Script.name(), 0.5)?;
+        figure.row("added by two cat(1), p50", Summary::once(floor));
         self.report.figures.push(figure);
         self.target("echo round trip added, p50, µs", added, 60.0, true);
         Ok(())
@@ -417,7 +419,7 @@ impl<'a> Bench<'a> {
                 ]
             }
             Contender::Script => vec![("script(1) alone".to_owned(), script_ns / 1e9 / gib)],
-            Contender::PipeSame | Contender::PipePlain | Contender::Pty => Vec::new(),
+            Contender::PipeSame | Contender::PipePlain | Contender::Pty | Contender::ScriptBetweenCats => Vec::new(),
         };
         Ok((mib / seconds, cpu))
     }

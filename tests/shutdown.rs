@@ -55,6 +55,13 @@ fn start_sessions(vm: &Vm) -> Vec<String> {
     units
 }
 
+/// Asks for a reboot or a power-off, a second from now: the agent that would say that it has been asked for goes down with
+/// the machine, and nobody hears of that.
+fn ask_for(vm: &Vm, what: &str) {
+    let script = format!("sleep 1; exec systemctl {what}");
+    vm.sh_ok(&format!("systemd-run --quiet --no-block --unit=going-down /bin/sh -c '{script}'")).unwrap();
+}
+
 /// Seconds since the boot, of a journal's or the console's line: `[   12.345678] …`.
 fn seconds(line: &str) -> Option<f64> {
     line.trim_start().strip_prefix('[')?.split_once(']')?.0.trim().parse().ok()
@@ -82,7 +89,7 @@ fn a_reboot_with_live_sessions_is_not_held_up_by_them() {
     let (boot, console) = (vm.boot_id().unwrap(), vm.console().len());
 
     let asked = Instant::now();
-    vm.sh_ok("systemctl reboot --no-block").unwrap();
+    ask_for(&vm, "reboot");
     wait_for("the kernel to say that it restarts", || {
         console_since(&vm, console).contains("reboot: Restarting system").then_some(())
     });
@@ -132,7 +139,7 @@ fn a_switched_off_machine_with_live_sessions_goes_off() {
     let console = vm.console().len();
 
     let asked = Instant::now();
-    vm.sh_ok("systemctl poweroff --no-block").unwrap();
+    ask_for(&vm, "poweroff");
     // The console is a file of the VM's, which outlives it.
     vm.wait_until_off(SOON).unwrap();
     let time = asked.elapsed();

@@ -9,6 +9,9 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
 #[allow(dead_code)]
+#[path = "../system/account.rs"]
+mod account;
+#[allow(dead_code)]
 #[path = "../system/fixture.rs"]
 mod fixture;
 mod memory;

@@ -128,7 +128,7 @@ fn compare(
                 eprintln!("not applicable: {name}: {why}");
             }
             (_, Some(control)) if !through(control) => {
-                wrong.push(format!("{name}, in its control ({kind:?}): {control}"))
+                wrong.push(format!("{name}, in its control ({kind:?}): {control}"));
             }
             (_, None) => wrong.push(format!("{name} was not tried in its control")),
             (Outcome::Held(_), _) if wanted.is_held(scopes) => {}
@@ -556,9 +556,12 @@ fn left_behind(fixture: &Fixture, mark: &str) -> Vec<(String, Outcome)> {
         done; true",
         WAYS.join(" ")
     ));
-    let outcome = |way: &&str| match found.lines().any(|line| line == *way) {
-        false => Outcome::Held("gone with the session".to_owned()),
-        true => Outcome::Succeeded("still there".to_owned()),
+    let outcome = |way: &&str| {
+        if found.lines().any(|line| line == *way) {
+            Outcome::Succeeded("still there".to_owned())
+        } else {
+            Outcome::Held("gone with the session".to_owned())
+        }
     };
     WAYS.iter().map(|way| (format!("daemons, {way}"), outcome(way))).collect()
 }

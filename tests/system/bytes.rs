@@ -83,7 +83,7 @@ fn until_they_stand_still(watch: &Watch<'_>) {
     wait_until("the sessions to stand still", SOON, || {
         thread::sleep(Duration::from_millis(300));
         let now = watch.sessions_busy();
-        let spent = now - std::mem::replace(&mut last, now);
+        let spent = now.saturating_sub(std::mem::replace(&mut last, now));
         if spent < Duration::from_millis(3) { Ok(()) } else { Err(format!("{spent:?} of CPU time in 300 ms")) }
     });
 }
@@ -115,7 +115,7 @@ fn sixteen_clients_that_never_read_cost_neither_memory_nor_cpu_time() {
     let time = Duration::from_secs(if long() { 60 } else { 5 });
     thread::sleep(time);
     let (after, busy, sessions_busy) =
-        (watch.resident_kib(), watch.busy() - busy, watch.sessions_busy() - sessions_busy);
+        (watch.resident_kib(), watch.busy().saturating_sub(busy), watch.sessions_busy().saturating_sub(sessions_busy));
 
     eprintln!(
         "16 floods nobody reads: supervisor {before} KiB before, {stalled} stalled, {after} after {time:?}; in that \
@@ -186,7 +186,7 @@ fn sixty_four_mebibytes_for_a_program_that_never_reads_cost_the_supervisor_nothi
 
     let mut most = before;
     for _ in 0..64 {
-        session.input(&[b'x'; 1 << 20]).unwrap();
+        session.input(&vec![b'x'; 1 << 20]).unwrap();
         most = most.max(watch.resident_kib());
     }
     eprintln!("64 MiB for a program that never reads: supervisor {before} KiB before, at most {most}");
@@ -211,7 +211,7 @@ fn blocked_both_ways(fixture: &Fixture) -> Session {
     session.output_until(b"ready", SOON).unwrap();
     until_they_stand_still(&Watch::new(fixture));
     fixture.root(&format!("systemctl kill --signal=STOP {}", session.unit));
-    let frame = encode(Kind::Input, &[b'x'; 32_768]).unwrap();
+    let frame = encode(Kind::Input, &vec![b'x'; 32_768]).unwrap();
     let (sender, mut sent) = (session.sender(), 0);
     wait_until("no more input to be taken", SOON, || {
         // A frame in pieces is one frame.
@@ -309,7 +309,7 @@ fn a_million_frames_of_one_byte_arrive_in_their_order() {
     eprintln!(
         "a million input frames of one byte: {:?}, {:?} of the supervisor's time",
         begun.elapsed(),
-        watch.busy() - busy
+        watch.busy().saturating_sub(busy)
     );
     assert_eq!(transcript.text(), format!("{}  -\n", sha256_of(&typed)));
     assert_eq!(transcript.exit, Some(exited(0)));
@@ -383,7 +383,7 @@ fn an_idle_supervisor_with_sixteen_sessions_sleeps() {
         session.output_until(b"ready", SOON).unwrap();
         // Half of them have never got a byte, half a hundred thousand.
         if index % 2 == 0 {
-            session.input(&[b'x'; 100_000]).unwrap();
+            session.input(&vec![b'x'; 100_000]).unwrap();
         }
     }
     until_they_stand_still(&watch);
@@ -391,7 +391,8 @@ fn an_idle_supervisor_with_sixteen_sessions_sleeps() {
 
     let (before, busy, sessions_busy) = (watch.sleeps(), watch.busy(), watch.sessions_busy());
     thread::sleep(time);
-    let (after, busy, sessions_busy) = (watch.sleeps(), watch.busy() - busy, watch.sessions_busy() - sessions_busy);
+    let (after, busy, sessions_busy) =
+        (watch.sleeps(), watch.busy().saturating_sub(busy), watch.sessions_busy().saturating_sub(sessions_busy));
 
     eprintln!(
         "16 idle sessions for {time:?}: sleeps {before:?} before, {after:?} after; CPU {busy:?}, {sessions_busy:?}"

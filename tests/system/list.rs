@@ -105,8 +105,8 @@ fn only_units_with_a_sessions_name_that_are_bound_to_this_supervisor_alone_are_s
     };
     let (ours, theirs) = (units(&["--json"]), units(&["--json", "--unit", "dbus.service"]));
     fixture.root(&format!("systemctl stop {all}"));
-    assert_eq!(ours, [session.unit.clone()]);
-    assert_eq!(theirs, [other.clone()], "another supervisor's, when asked for it");
+    assert_eq!(ours, std::slice::from_ref(&session.unit));
+    assert_eq!(theirs, std::slice::from_ref(other), "another supervisor's, when asked for it");
 }
 
 #[test]

@@ -155,6 +155,8 @@ fn without_root_what_can_not_be_looked_at_is_said_and_is_no_success() {
         PROGRAM,
         "selftest",
         "--json",
+        "--account",
+        &NAME,
         "--live",
     ]));
     assert_eq!((report.with("failed"), report.code), (vec![], 2), "{}", report.whole);
@@ -164,8 +166,8 @@ fn without_root_what_can_not_be_looked_at_is_said_and_is_no_success() {
     for name in ["kernel", "script", "files", "unit-supervisor", "landlock"] {
         assert!(report.with("passed").contains(&name), "{name}: {}", report.whole);
     }
-    let said =
-        fixture.root(&format!("setpriv --reuid eve --regid eve --clear-groups {PROGRAM} selftest --live || true"));
+    let as_eve = "setpriv --reuid eve --regid eve --clear-groups";
+    let said = fixture.root(&format!("{as_eve} {PROGRAM} selftest --account {NAME} --live || true"));
     assert!(said.contains("not-run  live-stop") && said.contains("remedy: run as root"), "{said}");
     assert_eq!(left_of_live(&fixture), "");
 }
@@ -311,7 +313,7 @@ fn a_socket_with_another_mode_is_red() {
     let fixture = Fixture::new();
     let socket = "/run/opencode-pty/supervisor.sock";
     let _planted = Planted::new(&fixture, &format!("chmod 0666 {socket}"), &format!("chmod 0660 {socket}"));
-    selftest(&fixture, &[]).assert_red("socket", "is 0:1000 0666, should be 0:1000 0660");
+    selftest(&fixture, &[]).assert_red("socket", &format!("is 0:{GID} 0666, should be 0:{GID} 0660"));
 }
 
 #[test]
@@ -358,6 +360,8 @@ fn a_missing_landlock_is_red() {
         PROGRAM,
         "selftest",
         "--json",
+        "--account",
+        &NAME,
     ]);
     Report::of(&mut command).assert_red("landlock", "no Landlock");
 }
@@ -401,7 +405,8 @@ fn an_interrupted_run_leaves_nothing() {
         [("TERM", "true"), ("INT", "*selftest*supervisor*"), ("INT", "*selftest*server*"), ("TERM", SESSION)]
     {
         let mut command = fixture.host.command("/bin/bash");
-        let script = format!("{PROGRAM} selftest --live --json --only live & echo $! >/run/test-pid; wait $!");
+        let script =
+            format!("{PROGRAM} selftest --account {NAME} --live --json --only live & echo $! >/run/test-pid; wait $!");
         let mut run = command.args(["-c", &script]).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         fixture.remove_at_end("/run/test-pid");
         wait_until(&format!("{moment} to be there"), SOON, || {

@@ -21,7 +21,7 @@ use support::readiness::{MARKER_PATH, revision_line};
 use support::standin::{CONTROL_PATH, Standin};
 
 /// How long anything that normally takes milliseconds may take. Chosen: a loaded machine is no failure.
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_mins(1);
 
 const PAGES: [&str; 3] = ["docs/install.md", "docs/root-acceptance.md", "docs/cutover.md"];
 

@@ -72,7 +72,8 @@ const DAEMONS: [(&str, &str); 8] = [
     ("stopped", "require POSIX; exit if fork; POSIX::setsid(); kill 'STOP', $$; sleep 600"),
     (
         "running-away",
-        "require POSIX; POSIX::setsid(); for (1 .. 30000) { exit if fork; select(undef, undef, undef, 0.02) }",
+        // Rests now and then, as a look that takes longer than a process lives, on a slow machine, would never see it.
+        "require POSIX; POSIX::setsid(); for (1 .. 8700) { exit if fork; select(undef, undef, undef, $_ % 20 ? 0.02 : 1) }",
     ),
     ("own-group", "exit if fork; setpgrp(0, 0); sleep 600"),
     ("namespace", "exit if fork; exec 'unshare', '-Urpf', 'perl', '-e', 'sleep 600', @ARGV"),

@@ -35,6 +35,7 @@ Usage: cargo xtask test [--only STAGE,STAGE…]
   soak      cargo xtask soak for two minutes
   node      cargo xtask node-test
   demo      cargo xtask demo, with a command and as a tour
+  vm        cargo xtask vm test: limits under pressure, reboot and power-off, on a virtual machine
   bench     cargo xtask bench --smoke: every figure can be measured; says nothing of time
 
 What each printed is in target/test-logs/STAGE.log, the journal of a host whose tests failed beside it. The last line counts
@@ -57,9 +58,8 @@ const STAGES: &[&[(&str, Run)]] = &[
     &[("check", check)],
     &[("unit", unit)],
     &[("user", user)],
-    &[("it", it)],
-    &[("readiness", readiness)],
-    &[("manuals", manuals)],
+    // The first of these waits for limits of time to pass.
+    &[("it", it), ("readiness", readiness), ("manuals", manuals)],
     &[("hosts", hosts)],
     &[
         ("trixie", |context| system(context, Suite::Trixie, &[])),
@@ -70,6 +70,7 @@ const STAGES: &[&[(&str, Run)]] = &[
     &[("soak", soak)],
     &[("node", node)],
     &[("demo", demo)],
+    &[("vm", vm)],
     &[("bench", bench)],
 ];
 
@@ -354,6 +355,13 @@ fn bench(context: &Context) -> Ran {
 fn node(context: &Context) -> Ran {
     match own_command(context, "node-test") {
         Ok(mut command) => run::logged(&mut command, &context.log("node")).with_tests(),
+        Err(fault) => Ran::fault(fault),
+    }
+}
+
+fn vm(context: &Context) -> Ran {
+    match own_command(context, "vm") {
+        Ok(mut command) => run::logged(command.arg("test"), &context.log("vm")).with_tests(),
         Err(fault) => Ran::fault(fault),
     }
 }

@@ -94,8 +94,10 @@ fn a_session_has_one_record_at_its_start_and_one_at_its_end() {
     let mut peer = fixture.standin.start_in(&directory, RUNTIME, &words).unwrap();
     let unit = peer.started(SOON).unwrap();
     let invocation = fixture.root(&format!("systemctl show --property=InvocationID --value {unit}"));
-    let status = fixture.root(&format!("systemctl status --no-pager {SUPERVISOR}"));
-    assert!(status.contains("Status: \"1/16 sessions\""), "{status}");
+    wait_until("the status to say that there is a session", SOON, || {
+        let status = fixture.root(&format!("systemctl status --no-pager {SUPERVISOR}"));
+        if status.contains("Status: \"1/16 sessions\"") { Ok(()) } else { Err(status) }
+    });
 
     let start = of_unit(&fixture, Event::SessionStarted, &unit);
     assert_eq!(text(&start, "OBJECT_SYSTEMD_INVOCATION_ID"), invocation);

@@ -261,9 +261,16 @@ export function descriptors() {
 
 /** The children of all threads of this process. */
 export function children() {
-  return readdirSync('/proc/self/task').flatMap((task) =>
-    readFileSync(`/proc/self/task/${task}/children`, 'utf8').split(' ').filter((pid) => pid !== ''),
-  );
+  for (;;) {
+    try {
+      return readdirSync('/proc/self/task').flatMap((task) =>
+        readFileSync(`/proc/self/task/${task}/children`, 'utf8').split(' ').filter((pid) => pid !== ''),
+      );
+    } catch (error) {
+      // A thread that has ended meanwhile has left its children to another one, so all are asked again.
+      if (error.code !== 'ENOENT' && error.code !== 'ESRCH') throw error;
+    }
+  }
 }
 
 /** Where the manager has the sessions' cgroups: a dash in a slice's name nests. */

@@ -10,6 +10,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
@@ -84,12 +85,18 @@ fn main_pid(fixture: &Fixture, unit: &str) -> String {
 }
 
 /// A process that is stopped until this is dropped.
-struct Frozen(Pid);
+struct Frozen(How);
+
+enum How {
+    Signal(Pid),
+    /// The control group whose freezer holds it.
+    Freezer(PathBuf),
+}
 
 impl Frozen {
     fn new(pid: Pid) -> Self {
         kill_process(pid, Signal::STOP).unwrap();
-        Self(pid)
+        Self(How::Signal(pid))
     }
 
     /// The main process of a unit.
@@ -99,13 +106,28 @@ impl Frozen {
 
     /// The host's PID 1.
     fn manager(fixture: &Fixture) -> Self {
-        Self::new(Pid::from_raw(i32::try_from(fixture.host.leader()).unwrap()).unwrap())
+        let pid = Pid::from_raw(i32::try_from(fixture.host.leader()).unwrap()).unwrap();
+        if !pid.is_init() {
+            return Self::new(pid);
+        }
+        // Inside a virtual machine it is our own PID 1, which takes no STOP.
+        let group = PathBuf::from("/sys/fs/cgroup/init.scope");
+        fs::write(group.join("cgroup.freeze"), "1").unwrap();
+        let frozen = Self(How::Freezer(group.clone()));
+        wait_until("PID 1 to be frozen", SOON, || {
+            let events = fs::read_to_string(group.join("cgroup.events")).unwrap();
+            if events.contains("frozen 1") { Ok(()) } else { Err(events) }
+        });
+        frozen
     }
 }
 
 impl Drop for Frozen {
     fn drop(&mut self) {
-        let _ = kill_process(self.0, Signal::CONT);
+        let _ = match &self.0 {
+            How::Signal(pid) => kill_process(*pid, Signal::CONT).map_err(Into::into),
+            How::Freezer(group) => fs::write(group.join("cgroup.freeze"), "0"),
+        };
     }
 }
 

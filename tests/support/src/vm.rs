@@ -1,6 +1,6 @@
 //! A machine of its own: Debian trixie under QEMU without KVM, with every controller of the unified hierarchy.
 //!
-//! It is slow (about twenty times) and takes twenty seconds to boot; what a container host can show is shown there. A VM is
+//! It is slow (about ten times) and takes twenty seconds to boot; what a container host can show is shown there. A VM is
 //! one `qemu-system-x86_64` and a directory; the disk it writes to is an unnamed file that ends with it. There is no network.
 //! Commands go through a virtio-serial port to an agent inside (`agent.rs`), one at a time; a second port is for people.
 //!

@@ -271,7 +271,7 @@ fn hosts(context: &Context) -> Ran {
 }
 
 /// The tests of tests/system that are about threats: the modules, and what docs/threats.md names.
-pub fn threats(root: &Path) -> Vec<String> {
+fn threats(root: &Path) -> Vec<String> {
     let page = fs::read_to_string(root.join("docs/threats.md")).unwrap_or_default();
     let named = containment::rows(&page).into_iter().flat_map(|row| row.tests);
     ["attacks::", "threats::"].into_iter().map(str::to_owned).chain(named).collect()

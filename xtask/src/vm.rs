@@ -10,7 +10,7 @@ use support::vm::{FILES, HOST, Port, Vm};
 use crate::Failure;
 use crate::args::Args;
 use crate::demo::terminal::Terminal;
-use crate::test::{HOST as HOST_VARIABLE, test_binaries, threats};
+use crate::test::{HOST as HOST_VARIABLE, test_binaries};
 
 const USAGE: &str = "\
 Usage: cargo xtask vm up|shell|down [--name NAME] [--bare]
@@ -21,9 +21,8 @@ Usage: cargo xtask vm up|shell|down [--name NAME] [--bare]
          server on it, start both; if it is up already: install both anew, restart both
   shell  a root shell on it
   run    a bash script on it, as root
-  test   its tests, on one that is booted for them: inside it what a session may use (`limits`) and the attacks and
-         threats of tests/system (`system`), from outside a reboot and a power-off with sessions (`shutdown`); FILTER
-         replaces the choice
+  test   its tests, on one that is booted for them: inside it what a session may use (`limits`) and a choice of
+         tests/system (`system`), from outside a reboot and a power-off with sessions (`shutdown`); FILTER replaces the choice
   down   end it; nothing is left
 
   --name  its name; by default trixie. With test: use the one of this name that is up, and leave it up
@@ -89,14 +88,12 @@ fn run(name: &str, port: Port, words: &[&str], input: impl io::Read + Send + 'st
     Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
 }
 
-/// Of tests/system, beside the attacks and the tests of docs/threats.md, what stands on something of its own that container
-/// hosts share with the machine they run on (kernel 6.12, its Landlock, controllers, AppArmor) or lack.
-const SYSTEM: [&str; 2] = ["hardening::the_kernel_holds", "hardening::what_"];
+/// Of tests/system, what is worth its time on a machine ten times slower: each stands on something of its own that
+/// container hosts share with the machine they run on (kernel 6.12, its Landlock, controllers, AppArmor) or lack.
+const SYSTEM: [&str; 4] = ["attacks::", "threats::", "hardening::the_kernel_holds", "hardening::what_"];
 
-/// Of all these, what takes minutes there or is about seconds, and stands on none of that; another test of the same threat is
-/// left.
-const LEFT_OUT: [&str; 3] =
-    ["t16_a_session_that_ends_at_once", "t01_a_link_that_is_swapped_in", "t18_a_directory_that_root_may_not_look_at"];
+/// Of these, what takes minutes there and stands on none of that.
+const LEFT_OUT: [&str; 2] = ["t16_a_session_that_ends_at_once", "t01_a_link_that_is_swapped_in"];
 
 /// Runs the steps; each prints what libtest prints.
 fn test(named: Option<&str>, only: Option<&str>, filters: &[String]) -> Result<ExitCode, Failure> {
@@ -123,9 +120,6 @@ fn test(named: Option<&str>, only: Option<&str>, filters: &[String]) -> Result<E
     let files: Vec<(&str, &Path)> = built.iter().map(|(step, binary)| (*step, binary.as_path())).collect();
     vm.copy_in(&files)?;
     let long = std::env::var_os("OPENCODE_PTY_LONG").is_some();
-    let own: Vec<&str> = filters.iter().map(String::as_str).collect();
-    let threats = threats(&root);
-    let system: Vec<&str> = threats.iter().map(String::as_str).chain(SYSTEM).collect();
     let mut failed = false;
     let mut inside = |test: &str, filters: &[&str]| -> Result<(), Failure> {
         println!("{vm}: {test}, inside");
@@ -136,16 +130,15 @@ fn test(named: Option<&str>, only: Option<&str>, filters: &[String]) -> Result<E
             words.insert(1, "OPENCODE_PTY_LONG=1");
         }
         words.extend(["--test-threads=1", "--nocapture"]);
-        if own.is_empty() {
-            words.extend(LEFT_OUT.iter().flat_map(|test| ["--skip", test]));
-        }
+        words.extend(LEFT_OUT.iter().flat_map(|test| ["--skip", test]).filter(|_| filters == SYSTEM));
         words.extend(filters);
         let status = vm.run(Port::Tests, &words, io::empty(), &mut io::stdout(), &mut io::stderr())?;
         failed |= !status.success();
         Ok(())
     };
+    let own: Vec<&str> = filters.iter().map(String::as_str).collect();
     for (step, _) in built.iter().filter(|(step, _)| *step != "shutdown") {
-        inside(step, if own.is_empty() && *step == "system" { &system } else { &own })?;
+        inside(step, if own.is_empty() && *step == "system" { &SYSTEM } else { &own })?;
     }
     if failed {
         println!("{}", vm.journal(0)?);

@@ -45,10 +45,6 @@ pub const FIGURES: &[&str] = &[
     "growth-flow",
 ];
 
-/// What can be measured alone, in the order of a whole run.
-pub const PARTS: [&str; 10] =
-    ["starts", "helper", "bus", "echo", "flow", "idle", "flood", "instructions", "memory", "growth"];
-
 /// Where the second stand-in listens.
 const ROOT_CONTROL: &str = "/run/bench-root.sock";
 const STANDIN: &str = host::STANDIN_PATH;
@@ -93,6 +89,8 @@ fn flow_text(producer: &str, bytes: u64) -> String {
 pub struct Bench<'a> {
     host: &'a Host,
     size: Size,
+    /// The program whose loops are counted; none in a smoke run.
+    loops: Option<&'a Path>,
     /// The server's main process, and a process of root's.
     server: Standin,
     root: Standin,
@@ -101,9 +99,28 @@ pub struct Bench<'a> {
 }
 
 type Done = Result<(), Failure>;
+/// Takes one part's figures.
+type Measure<B> = fn(&mut B) -> Done;
 
 impl<'a> Bench<'a> {
-    pub fn new(host: &'a Host, size: Size, machine: Machine) -> Result<Self, Failure> {
+    /// What can be measured alone, in the order of a whole run.
+    pub const PARTS: [(&'static str, Measure<Self>); 10] = [
+        ("starts", Self::starts),
+        ("helper", Self::helper),
+        ("bus", Self::bus),
+        ("echo", Self::echoes),
+        ("flow", Self::flows),
+        ("idle", Self::idle),
+        ("flood", Self::flood),
+        ("instructions", |bench| {
+            bench.instructions();
+            Ok(())
+        }),
+        ("memory", Self::memory),
+        ("growth", Self::growth),
+    ];
+
+    pub fn new(host: &'a Host, size: Size, loops: Option<&'a Path>, machine: Machine) -> Result<Self, Failure> {
         host.sh_ok(&format!(
             "systemd-run --quiet --unit=bench-root --property=TasksMax=infinity {STANDIN} serve --control {ROOT_CONTROL}"
         ))?;
@@ -118,6 +135,7 @@ impl<'a> Bench<'a> {
         Ok(Self {
             host,
             size,
+            loops,
             server: standin(host, CONTROL_PATH)?,
             root: standin(host, ROOT_CONTROL)?,
             varlink_sockets: sockets.lines().map(str::to_owned).collect(),
@@ -125,33 +143,10 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Everything, or one of [`PARTS`].
-    pub fn run(mut self, loops: Option<&Path>, only: Option<&str>) -> Result<Report, Failure> {
-        for part in PARTS.iter().copied().filter(|part| only.is_none_or(|only| only == *part)) {
-            match part {
-                "starts" => self.starts()?,
-                "helper" => self.helper()?,
-                "bus" => self.bus()?,
-                "echo" => self.echoes()?,
-                "flow" => self.flows()?,
-                "idle" => self.idle()?,
-                "flood" => self.flood()?,
-                "instructions" => match loops {
-                    Some(loops) => self.instructions(loops),
-                    None => self.report.skipped.push("instruction counts: not in a smoke run".to_owned()),
-                },
-                "memory" => {
-                    self.lift_limits()?;
-                    self.memory()?;
-                }
-                _ => {
-                    // In a whole run the part before has lifted them.
-                    if only.is_some() {
-                        self.lift_limits()?;
-                    }
-                    self.growth()?;
-                }
-            }
+    /// Everything, or one of [`Self::PARTS`].
+    pub fn run(mut self, only: Option<&str>) -> Result<Report, Failure> {
+        for (_, measure) in Self::PARTS.iter().filter(|(part, _)| only.is_none_or(|only| only == *part)) {
+            measure(&mut self)?;
         }
         Ok(self.report)
     }
@@ -517,7 +512,11 @@ impl<'a> Bench<'a> {
 
     // ---- hot loops ---------------------------------------------------------------------------------------------
 
-    fn instructions(&mut self, program: &Path) {
+    fn instructions(&mut self) {
+        let Some(program) = self.loops else {
+            self.report.skipped.push("instruction counts: not in a smoke run".to_owned());
+            return;
+        };
         say("instruction counts");
         match loops::measure(program, self.size.turns) {
             Ok(figure) => self.report.figures.push(figure),
@@ -532,6 +531,9 @@ impl<'a> Bench<'a> {
 
     /// From here on with room for more sessions than the unit files allow.
     fn lift_limits(&mut self) -> Done {
+        if self.host.path("/etc/systemd/system/opencode-pty-supervisor.service.d/50-bench.conf").exists() {
+            return Ok(());
+        }
         self.host.sh_ok(
             "set -e
             mkdir -p /etc/systemd/system/opencode-pty-supervisor.service.d /etc/systemd/system/opencode-pty.slice.d
@@ -553,6 +555,7 @@ impl<'a> Bench<'a> {
     }
 
     fn memory(&mut self) -> Done {
+        self.lift_limits()?;
         let pid = supervisor(self.host)?;
         let mut resident = Figure::new("memory-resident", "Memory of the supervisor, resident (VmRSS)", "KiB");
         let mut proportional =
@@ -610,6 +613,7 @@ impl<'a> Bench<'a> {
     }
 
     fn growth(&mut self) -> Done {
+        self.lift_limits()?;
         let mut starts = Figure::new("growth-start", "`echo hi`, start to first byte, beside idle sessions", "ms");
         for &count in self.size.sessions {
             say(&format!("starts beside {count} idle sessions"));

@@ -119,7 +119,7 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
         (true, true) => return Err(Failure::Usage(format!("--quick or --smoke, not both\n{USAGE}"))),
     };
     if let Some(part) = only.as_deref() {
-        if !measure::PARTS.contains(&part) {
+        if !Bench::PARTS.iter().any(|(known, _)| *known == part) {
             return Err(Failure::Usage(format!("'{part}' is no part of the bench\n{USAGE}")));
         }
         if write_docs || from.is_some() {
@@ -162,7 +162,7 @@ fn run(size: Size, suite: Suite, binary: Option<PathBuf>, only: Option<&str>) ->
     host::install_standin(&host, &standin)?;
     host::start(&host)?;
     let machine = machine(&host)?;
-    let mut report = Bench::new(&host, size, machine)?.run(loops.as_deref(), only)?;
+    let mut report = Bench::new(&host, size, loops.as_deref(), machine)?.run(only)?;
     report.machine.load_after = load();
     host.down()?;
     Ok(report)

@@ -195,11 +195,7 @@ fn excerpt(log: &str) -> Vec<&str> {
 }
 
 fn check(context: &Context) -> Ran {
-    let mut command = match own_command(context, "check") {
-        Ok(command) => command,
-        Err(fault) => return Ran::fault(fault),
-    };
-    run::logged(&mut command, &context.log("check"))
+    run_own(context, &["check"], &context.log("check"))
 }
 
 fn unit(context: &Context) -> Ran {
@@ -339,31 +335,19 @@ fn rehearsal(context: &Context) -> Ran {
 }
 
 fn soak(context: &Context) -> Ran {
-    match own_command(context, "soak") {
-        Ok(mut command) => run::logged(command.args(["--minutes", "2"]), &context.log("soak")),
-        Err(fault) => Ran::fault(fault),
-    }
+    run_own(context, &["soak", "--minutes", "2"], &context.log("soak"))
 }
 
 fn bench(context: &Context) -> Ran {
-    match own_command(context, "bench") {
-        Ok(mut command) => run::logged(command.arg("--smoke"), &context.log("bench")),
-        Err(fault) => Ran::fault(fault),
-    }
+    run_own(context, &["bench", "--smoke"], &context.log("bench"))
 }
 
 fn node(context: &Context) -> Ran {
-    match own_command(context, "node-test") {
-        Ok(mut command) => run::logged(&mut command, &context.log("node")).with_tests(),
-        Err(fault) => Ran::fault(fault),
-    }
+    run_own(context, &["node-test"], &context.log("node")).with_tests()
 }
 
 fn vm(context: &Context) -> Ran {
-    match own_command(context, "vm") {
-        Ok(mut command) => run::logged(command.arg("test"), &context.log("vm")).with_tests(),
-        Err(fault) => Ran::fault(fault),
-    }
+    run_own(context, &["vm", "test"], &context.log("vm")).with_tests()
 }
 
 /// The demo with a command, as the README shows it, and without.
@@ -379,10 +363,7 @@ fn demo(context: &Context) -> Ran {
     for (words, code, texts) in expected {
         let before = fs::read_to_string(&log).unwrap_or_default().len();
         let started = Instant::now();
-        let run = match own_command(context, "demo") {
-            Ok(mut command) => run::logged(command.args(words), &log),
-            Err(fault) => Ran::fault(fault),
-        };
+        let run = run_own(context, &[&["demo"], words].concat(), &log);
         let all = fs::read_to_string(&log).unwrap_or_default();
         let said = all.get(before..).unwrap_or_default().replace('\r', "");
         let missing: Vec<&str> = texts.iter().copied().filter(|text| !said.contains(text)).collect();
@@ -401,12 +382,12 @@ fn demo(context: &Context) -> Ran {
     ran
 }
 
-/// This program again, with another command.
-fn own_command(context: &Context, name: &str) -> Result<Command, String> {
-    let program = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
-    let mut command = Command::new(program);
-    command.arg(name).current_dir(&context.root);
-    Ok(command)
+/// Runs this program again, with another command.
+fn run_own(context: &Context, words: &[&str], log: &Path) -> Ran {
+    match std::env::current_exe() {
+        Ok(program) => run::logged(Command::new(program).args(words).current_dir(&context.root), log),
+        Err(error) => Ran::fault(format!("cannot find this program: {error}")),
+    }
 }
 
 /// Builds tests; gives back each binary with the directory of its package.

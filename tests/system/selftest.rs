@@ -79,9 +79,15 @@ impl Report {
     }
 }
 
-/// `selftest --json` with these words, as root of the host.
+/// The words of `selftest --json` for the host's account.
+fn program_and_words() -> [&'static str; 5] {
+    [PROGRAM, "selftest", "--json", "--account", &NAME]
+}
+
+/// It with these words more, as root of the host.
 fn selftest(fixture: &Fixture, words: &[&str]) -> Report {
-    Report::of(fixture.host.command(PROGRAM).args(["selftest", "--json", "--account", &NAME]).args(words))
+    let [program, own @ ..] = program_and_words();
+    Report::of(fixture.host.command(program).args(own).args(words))
 }
 
 /// What a run of the live checks could leave, by every name it has.
@@ -146,19 +152,9 @@ fn colours_are_for_terminals_that_want_them() {
 #[test]
 fn without_root_what_can_not_be_looked_at_is_said_and_is_no_success() {
     let fixture = Fixture::new();
-    let report = Report::of(fixture.host.command("setpriv").args([
-        "--reuid",
-        "eve",
-        "--regid",
-        "eve",
-        "--clear-groups",
-        PROGRAM,
-        "selftest",
-        "--json",
-        "--account",
-        &NAME,
-        "--live",
-    ]));
+    let as_eve = ["--reuid", "eve", "--regid", "eve", "--clear-groups"];
+    let mut command = fixture.host.command("setpriv");
+    let report = Report::of(command.args(as_eve).args(program_and_words()).arg("--live"));
     assert_eq!((report.with("failed"), report.code), (vec![], 2), "{}", report.whole);
     let not_run = report.with("not-run");
     assert!(not_run.contains(&"bus") && not_run.contains(&"live-stop") && not_run.contains(&"socket"), "{not_run:?}");
@@ -166,8 +162,8 @@ fn without_root_what_can_not_be_looked_at_is_said_and_is_no_success() {
     for name in ["kernel", "script", "files", "unit-supervisor", "landlock"] {
         assert!(report.with("passed").contains(&name), "{name}: {}", report.whole);
     }
-    let as_eve = "setpriv --reuid eve --regid eve --clear-groups";
-    let said = fixture.root(&format!("{as_eve} {PROGRAM} selftest --account {NAME} --live || true"));
+    let as_eve = as_eve.join(" ");
+    let said = fixture.root(&format!("setpriv {as_eve} {PROGRAM} selftest --account {NAME} --live || true"));
     assert!(said.contains("not-run  live-stop") && said.contains("remedy: run as root"), "{said}");
     assert_eq!(left_of_live(&fixture), "");
 }
@@ -357,12 +353,8 @@ fn a_missing_landlock_is_red() {
         &format!("--property=SystemCallFilter={calls}"),
         "--property=SystemCallErrorNumber=ENOSYS",
         "--",
-        PROGRAM,
-        "selftest",
-        "--json",
-        "--account",
-        &NAME,
     ]);
+    command.args(program_and_words());
     Report::of(&mut command).assert_red("landlock", "no Landlock");
 }
 

@@ -23,6 +23,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub use image::install_tools;
+use rustix::net::{self, sockopt};
 
 use self::wire::{Kind, PAYLOAD_BYTES_MAX};
 use crate::host::{Error, build_vm_agent, check_name, start_time, target, workspace};
@@ -36,15 +37,22 @@ pub const FILES: &str = "/opt/opencode-pty-tests";
 /// The name by which tests inside find the host they run on.
 pub const HOST: &str = "vm";
 
+/// QEMU's monitor, in that directory.
+const MONITOR: &str = "monitor";
+
 /// From the start of QEMU, or of a reboot, to an answer of the agent. Chosen: twenty seconds are usual on a quiet machine, and
 /// four minutes were seen on one with eight times the work that it can do.
-const BOOT_MAX: Duration = Duration::from_mins(10);
+const BOOT_MAX: Duration = Duration::from_mins(5);
 
 /// From SIGKILL to the last of it. Chosen.
 const DOWN_MAX: Duration = Duration::from_secs(15);
 
 /// How long an agent that is there takes to say so. Chosen: a byte each way, on a machine with all its processors busy.
 const PONG_MAX: Duration = Duration::from_secs(20);
+
+/// How long a command may say nothing, unless its caller knows better. Chosen: the longest seen is half a minute, on a machine
+/// with all its processors busy.
+const SILENCE_MAX: Duration = Duration::from_mins(3);
 
 /// Between two looks at something that sends no event.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -112,7 +120,6 @@ impl Vm {
         let mut vm = Self { name: name.to_owned(), qemu, start_time, child: Some(child) };
         let up = vm.wait_until_up(progress);
         if let Err(error) = up {
-            let error = error.and_detail(&vm.console_tail());
             vm.end()?;
             return Err(error);
         }
@@ -157,7 +164,7 @@ impl Vm {
                 return Err(Error::failed(format!("boot {self}"), format!("QEMU ended: {said}")));
             }
             // An agent that went down with the machine never answers, and its port stays open: ask anew rather than wait.
-            match self.sh_within("systemctl is-system-running", Some(PONG_MAX)) {
+            match self.sh_within("systemctl is-system-running", PONG_MAX) {
                 Ok(output) => match String::from_utf8_lossy(&output.stdout).trim() {
                     "running" => return Ok(()),
                     "degraded" => {
@@ -167,7 +174,10 @@ impl Vm {
                     }
                     // Still the one before the reboot.
                     "stopping" | "starting" | "" if Instant::now() < deadline => thread::sleep(LOOK_AGAIN),
-                    other => return Err(Error::failed(format!("boot {self}"), format!("its systemd says '{other}'"))),
+                    other => {
+                        let error = Error::failed(format!("boot {self}"), format!("its systemd says '{other}'"));
+                        return Err(error.and_detail(&self.state()));
+                    }
                 },
                 Err(_) if Instant::now() < deadline => thread::sleep(LOOK_AGAIN),
                 Err(error) => return Err(error),
@@ -183,22 +193,12 @@ impl Vm {
     // ---- commands ----------------------------------------------------------------------------------------------
 
     /// Runs words inside as root, in `/`, with these as its standard streams; ends when it has closed them and exited.
+    ///
+    /// An error if nothing is heard from the VM for `silence`.
     pub fn run(
         &self,
         port: Port,
-        words: &[&str],
-        input: impl Read + Send + 'static,
-        output: &mut dyn Write,
-        complaints: &mut dyn Write,
-    ) -> Result<ExitStatus, Error> {
-        self.run_within(None, port, words, input, output, complaints)
-    }
-
-    /// The same; an error if nothing is heard from the VM for this long.
-    fn run_within(
-        &self,
         silence: Option<Duration>,
-        port: Port,
         words: &[&str],
         input: impl Read + Send + 'static,
         output: &mut dyn Write,
@@ -235,19 +235,23 @@ impl Vm {
         let _ = channel.shutdown(std::net::Shutdown::Both);
         ended.map_err(|error: io::Error| match error.kind() {
             ErrorKind::UnexpectedEof => Error::failed(doing(), "the VM ended or hung up"),
+            ErrorKind::WouldBlock => {
+                let seconds = silence.unwrap_or_default().as_secs();
+                Error::failed(doing(), format!("it has said nothing for {seconds} s")).and_detail(&self.state())
+            }
             _ => Error::system(doing())(error),
         })
     }
 
     /// Runs a bash script inside, without input, and waits for it.
     pub fn sh(&self, script: &str) -> Result<Output, Error> {
-        self.sh_within(script, None)
+        self.sh_within(script, SILENCE_MAX)
     }
 
-    fn sh_within(&self, script: &str, silence: Option<Duration>) -> Result<Output, Error> {
+    fn sh_within(&self, script: &str, silence: Duration) -> Result<Output, Error> {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         let words = ["/bin/bash", "-c", script];
-        let status = self.run_within(silence, Port::Tests, &words, io::empty(), &mut stdout, &mut stderr)?;
+        let status = self.run(Port::Tests, Some(silence), &words, io::empty(), &mut stdout, &mut stderr)?;
         Ok(Output { status, stdout, stderr })
     }
 
@@ -275,7 +279,7 @@ impl Vm {
         let file = File::open(tar).map_err(Error::system(format!("open {}", tar.display())))?;
         let mut said = Vec::new();
         let words = ["/bin/tar", "--extract", "--directory", into];
-        let status = self.run(Port::Tests, &words, file, &mut io::sink(), &mut said)?;
+        let status = self.run(Port::Tests, Some(SILENCE_MAX), &words, file, &mut io::sink(), &mut said)?;
         let _ = fs::remove_file(tar);
         if status.success() {
             return Ok(());
@@ -307,6 +311,24 @@ impl Vm {
     pub fn console(&self) -> String {
         let bytes = fs::read(state_dir(&self.name).join("console")).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// What there is to see of a VM that has gone quiet: whether its processors run, and where; who holds its ports; the end of
+    /// its console.
+    fn state(&self) -> String {
+        let mut said = Vec::new();
+        let asked = connect_within(&state_dir(&self.name).join(MONITOR), PONG_MAX).and_then(|mut monitor| {
+            monitor.write_all(b"info status\ninfo chardev\ninfo registers -a\n")?;
+            // It stays open: what it says ends when it says nothing more.
+            monitor.set_read_timeout(Some(Duration::from_secs(2)))?;
+            monitor.read_to_end(&mut said).map(drop)
+        });
+        let said = String::from_utf8_lossy(&said);
+        let useful = ["VM status", "filename=", "CPU#", "RIP="];
+        let mut lines: Vec<&str> = said.lines().filter(|line| useful.iter().any(|word| line.contains(word))).collect();
+        let error = asked.err().filter(|_| lines.is_empty()).map(|error| format!("QEMU's monitor: {error}"));
+        lines.extend(error.as_deref());
+        format!("{}\nits console ends with:\n{}", lines.join("\n"), self.console_tail())
     }
 
     fn console_tail(&self) -> String {
@@ -355,13 +377,19 @@ impl Vm {
         let path = state_dir(&self.name).join(port.file());
         let deadline = Instant::now() + BOOT_MAX;
         loop {
-            let stream = UnixStream::connect(&path).map_err(Error::system(doing()))?;
+            let stream = connect_within(&path, PONG_MAX).map_err(|error| match error.kind() {
+                ErrorKind::WouldBlock => Error::failed(doing(), "QEMU takes no connection").and_detail(&self.state()),
+                _ => Error::system(doing())(error),
+            })?;
             File::open("/dev/urandom")
                 .and_then(|mut random| random.read_exact(&mut nonce))
                 .map_err(Error::system("read random bytes"))?;
             match answers(&stream, nonce) {
                 Ok(()) => return Ok(stream),
-                Err(error) if Instant::now() > deadline || !self.runs() => return Err(Error::system(doing())(error)),
+                Err(error) if !self.runs() => return Err(Error::system(doing())(error)),
+                Err(error) if Instant::now() > deadline => {
+                    return Err(Error::failed(doing(), error.to_string()).and_detail(&self.state()));
+                }
                 // It is not there yet, or has not noticed that the one before us has gone.
                 Err(_) => thread::sleep(LOOK_AGAIN),
             }
@@ -401,6 +429,8 @@ fn start_qemu(image: &Path, directory: &Path, ephemeral: bool) -> Result<Child, 
     add(&["-drive", &format!("file={},format=raw,if=virtio,snapshot=on,cache=unsafe", of("disk"))]);
     add(&["-drive", &format!("file={},format=raw,if=virtio,readonly=on", at("agents.tar"))]);
     add(&["-chardev", &format!("file,id=console,path={}", at("console")), "-serial", "chardev:console"]);
+    add(&["-chardev", &format!("socket,id=monitor,path={},server=on,wait=off", at(MONITOR))]);
+    add(&["-mon", "chardev=monitor,mode=readline"]);
     add(&["-device", "virtio-serial-pci"]);
     for (index, port) in [Port::Tests, Port::Shell].into_iter().enumerate() {
         add(&["-chardev", &format!("socket,id=agent{index},path={},server=on,wait=off", at(port.file()))]);
@@ -430,10 +460,20 @@ fn start_qemu(image: &Path, directory: &Path, ephemeral: bool) -> Result<Child, 
     Ok(child)
 }
 
+/// A connection to one of QEMU's sockets; `WouldBlock` if it has not been taken after this long. QEMU takes one at a time, and
+/// connect(2) waits without end when it takes none.
+fn connect_within(path: &Path, time: Duration) -> io::Result<UnixStream> {
+    let socket = net::socket_with(net::AddressFamily::UNIX, net::SocketType::STREAM, net::SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(time))?;
+    net::connect(&socket, &net::SocketAddrUnix::new(path)?)?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, None)?;
+    Ok(socket.into())
+}
+
 /// Whether an agent sends these bytes back.
 fn answers(mut stream: &UnixStream, nonce: [u8; 16]) -> io::Result<()> {
     stream.set_read_timeout(Some(PONG_MAX))?;
-    wire::write(stream, Kind::Ping, &nonce)?;
+    wire::open(stream, &nonce)?;
     let wanted = wire::encode(Kind::Pong, &nonce)?;
     // What is left of an earlier connection may come before.
     let mut last = Vec::new();

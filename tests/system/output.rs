@@ -72,10 +72,11 @@ fn a_million_numbers_arrive_whole_before_the_end() {
 }
 
 #[test]
-fn a_thousand_short_commands_say_their_word_each() {
+fn of_many_short_commands_each_says_its_word() {
     let fixture = Fixture::new();
 
-    let transcripts = side_by_side(1_000, |_| fixture.run_one_of_many(&["echo", "hoge"]));
+    let count = if crate::flood::long() { 1_000 } else { 250 };
+    let transcripts = side_by_side(count, |_| fixture.run_one_of_many(&["echo", "hoge"]));
 
     for (index, transcript) in transcripts.iter().enumerate() {
         let heard = (transcript.text(), transcript.exit.clone());
@@ -86,7 +87,8 @@ fn a_thousand_short_commands_say_their_word_each() {
 #[test]
 fn commands_that_end_at_once_are_never_starts_that_failed() {
     let fixture = Fixture::new();
-    for round in 0..20 {
+    let rounds = if crate::flood::long() { 20 } else { 5 };
+    for round in 0..rounds {
         let ends = side_by_side(16, |_| fixture.run_one_of_many(&["/bin/sh", "-c", "exit 1"]));
         for end in ends {
             assert_eq!((&end.error, &end.exit), (&None, &Some(exited(1))), "round {round}");

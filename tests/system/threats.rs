@@ -425,7 +425,7 @@ while True:
         let seen = outside(&fixture, &[], &[PROBE, "probe", "/run/opencode-pty/supervisor.sock"]);
         if seen.starts_with("answered ") && seen.contains("rate-limited") { Ok(()) } else { Err(seen) }
     });
-    for _ in 0..20 {
+    for _ in 0..8 {
         let transcript = fixture.sh("exit 3");
         assert_eq!(transcript.exit, Some(exited(3)), "{transcript:?}");
     }

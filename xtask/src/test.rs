@@ -30,12 +30,12 @@ Usage: cargo xtask test [--only STAGE,STAGE…]
   hosts     the test hosts themselves: apart from each other, and gone when they should be
   trixie    tests/system on a host with systemd 257
   bookworm  tests/system on a host with systemd 252
-  vm        cargo xtask vm test: limits under pressure, reboot and power-off, on a virtual machine
-  rehearsal cargo xtask dist, and the pages on installation, acceptance and cutover followed on both
   backports attacks and threats of tests/system on a host with systemd 254 and another account
+  rehearsal cargo xtask dist, and the pages on installation, acceptance and cutover followed on both
   soak      cargo xtask soak for two minutes
   node      cargo xtask node-test
   demo      cargo xtask demo, with a command and as a tour
+  vm        cargo xtask vm test: limits under pressure, attacks, reboot and power-off, on virtual machines
   bench     cargo xtask bench --smoke: every figure can be measured; says nothing of time
 
 What each printed is in target/test-logs/STAGE.log, the journal of a host whose tests failed beside it. The last line counts
@@ -65,15 +65,11 @@ const STAGES: &[&[(&str, Run)]] = &[
         ("trixie", |context| system(context, Suite::Trixie, &[])),
         ("bookworm", |context| system(context, Suite::Bookworm, &[])),
     ],
-    // The virtual machine has two processors and seldom uses both; nothing here is held against a clock.
-    &[
-        ("vm", vm),
-        ("rehearsal", rehearsal),
-        ("backports", |context| system(context, Suite::Backports, &threats(&context.root))),
-    ],
+    &[("backports", |context| system(context, Suite::Backports, &threats(&context.root))), ("rehearsal", rehearsal)],
     &[("soak", soak)],
     &[("node", node)],
     &[("demo", demo)],
+    &[("vm", vm)],
     &[("bench", bench)],
 ];
 

@@ -1,8 +1,8 @@
 //! `cargo xtask vm`: a virtual machine with every controller, to try things on and to run its tests.
 
-use std::io::{self, Write as _};
-use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, ExitStatus};
 use std::time::Duration;
 
 use support::host;
@@ -99,76 +99,115 @@ const LEFT_OUT: [&str; 2] = ["t16_a_session_that_ends_at_once", "t01_a_link_that
 /// How long a test inside may say nothing before the VM counts as hung. Chosen: the longest take a minute and a half.
 const SILENCE_MAX: Duration = Duration::from_mins(5);
 
+/// The steps in their order: the last one ends the VM.
+const STEPS: [&str; 3] = ["limits", "system", "shutdown"];
+
 /// Runs the steps; each prints what libtest prints.
 fn test(named: Option<&str>, only: Option<&str>, filters: &[String]) -> Result<ExitCode, Failure> {
-    let chosen = |step: &str| only.is_none_or(|only| only == step);
-    if !["limits", "system", "shutdown"].into_iter().any(chosen) {
+    let steps: Vec<&str> = STEPS.into_iter().filter(|step| only.is_none_or(|only| only == *step)).collect();
+    if steps.is_empty() {
         return Err(Failure::Usage(USAGE.to_owned()));
     }
-    let (product, standin) = (host::build_product()?, host::build_standin()?);
-    let root = host::workspace();
-    let binary = |test: &str| {
-        let built = test_binaries(&root, &["--package", "opencode-pty", "--test", test])?;
-        built.into_iter().next().map(|(binary, _)| binary).ok_or_else(|| format!("cargo built no test '{test}'"))
+    let binary = |step: &&str| {
+        let built = test_binaries(&host::workspace(), &["--package", "opencode-pty", "--test", step])?;
+        built.into_iter().next().map(|(binary, _)| binary).ok_or_else(|| format!("cargo built no test '{step}'"))
     };
-    let mut built = Vec::new();
-    for step in ["limits", "system", "shutdown"].into_iter().filter(|step| chosen(step)) {
-        built.push((step, binary(step)?));
+    let plan = Plan {
+        product: host::build_product()?,
+        standin: host::build_standin()?,
+        binaries: steps.iter().map(binary).collect::<Result<_, _>>()?,
+        steps,
+        filters: filters.iter().map(String::as_str).collect(),
+    };
+
+    let mut vm = match named {
+        Some(name) => plan.prepare(Vm::attach(name)?)?,
+        None => plan.boot()?,
+    };
+    let (mut passed, mut spare) = (true, named.is_none());
+    for (step, binary) in plan.steps.iter().zip(&plan.binaries) {
+        let mut ran = plan.run(&vm, step, binary);
+        // That is the emulator's fault (`support::vm`), and the step's result is none. A second time would be something else.
+        if vm.has_panicked() && spare {
+            println!("{vm}: its kernel has panicked: {step} again, on another\n{}", vm.console_tail());
+            spare = false;
+            vm.down()?;
+            vm = plan.boot()?;
+            ran = plan.run(&vm, step, binary);
+        }
+        passed &= ran?;
+    }
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What is run on a VM.
+struct Plan<'a> {
+    product: PathBuf,
+    standin: PathBuf,
+    steps: Vec<&'a str>,
+    /// A test for each step.
+    binaries: Vec<PathBuf>,
+    filters: Vec<&'a str>,
+}
+
+impl Plan<'_> {
+    fn boot(&self) -> Result<Vm, host::Error> {
+        let name = format!("test-{}", std::process::id());
+        let boot = || Vm::boot(&name, true, &mut |line| println!("{line}")).and_then(|vm| self.prepare(vm));
+        // A machine that does not come up is the emulator's fault or its kernel's; what is tested has not begun.
+        boot().or_else(|error| {
+            println!("{error}\nonce more");
+            boot()
+        })
     }
 
-    let files: Vec<(&str, &Path)> = built.iter().map(|(step, binary)| (*step, binary.as_path())).collect();
-    let prepared = || -> Result<Vm, host::Error> {
-        let vm = match named {
-            Some(name) => Vm::attach(name)?,
-            None => Vm::boot(&format!("test-{}", std::process::id()), true, &mut |line| println!("{line}"))?,
-        };
-        vm.install(&product, &standin)?;
-        vm.copy_in(&files)?;
+    fn prepare(&self, vm: Vm) -> Result<Vm, host::Error> {
+        vm.install(&self.product, &self.standin)?;
+        let files = self.steps.iter().copied().zip(self.binaries.iter().map(PathBuf::as_path));
+        vm.copy_in(&files.collect::<Vec<_>>())?;
         Ok(vm)
-    };
-    // It has been seen that nothing was heard of a machine from its boot on. What is tested has not begun then.
-    let vm = prepared().or_else(|error| {
-        println!("{error}\nonce more");
-        prepared()
-    })?;
-    let long = std::env::var_os("OPENCODE_PTY_LONG").is_some();
-    // The long forms say nothing for as long as they take.
-    let silence = (!long).then_some(SILENCE_MAX);
-    let mut failed = false;
-    let mut inside = |test: &str, filters: &[&str]| -> Result<(), Failure> {
-        println!("{vm}: {test}, inside");
-        let program = format!("{FILES}/{test}");
-        let (host, manifest) = (format!("{HOST_VARIABLE}={HOST}"), format!("CARGO_MANIFEST_DIR={}", root.display()));
+    }
+
+    /// Whether the step passed. If one inside did not, the journal is printed.
+    fn run(&self, vm: &Vm, step: &str, binary: &Path) -> Result<bool, Failure> {
+        if step == "shutdown" {
+            println!("{vm}: {step}, from outside");
+            return Ok(self.outside(vm, binary)?.success());
+        }
+        println!("{vm}: {step}, inside");
+        let status = self.inside(vm, step)?;
+        if !status.success() {
+            println!("{}", vm.journal(0)?);
+        }
+        Ok(status.success())
+    }
+
+    fn inside(&self, vm: &Vm, step: &str) -> Result<ExitStatus, Failure> {
+        let program = format!("{FILES}/{step}");
+        let manifest = format!("CARGO_MANIFEST_DIR={}", host::workspace().display());
+        let host = format!("{HOST_VARIABLE}={HOST}");
         let mut words = vec!["/usr/bin/env", &host, &manifest, "RUST_BACKTRACE=0", &program];
+        // The long forms say nothing for as long as they take.
+        let long = std::env::var_os("OPENCODE_PTY_LONG").is_some();
+        let silence = (!long).then_some(SILENCE_MAX);
         if long {
             words.insert(1, "OPENCODE_PTY_LONG=1");
         }
         words.extend(["--test-threads=1", "--nocapture"]);
-        words.extend(filters);
-        let status = vm.run(Port::Tests, silence, &words, io::empty(), &mut io::stdout(), &mut io::stderr())?;
-        failed |= !status.success();
-        Ok(())
-    };
-    let own: Vec<&str> = filters.iter().map(String::as_str).collect();
-    let choice: Vec<&str> = SYSTEM.into_iter().chain(LEFT_OUT.into_iter().flat_map(|test| ["--skip", test])).collect();
-    for (step, _) in built.iter().filter(|(step, _)| *step != "shutdown") {
-        inside(step, if own.is_empty() && *step == "system" { &choice } else { &own })?;
+        if self.filters.is_empty() && step == "system" {
+            words.extend(SYSTEM);
+            words.extend(LEFT_OUT.into_iter().flat_map(|test| ["--skip", test]));
+        } else {
+            words.extend(&self.filters);
+        }
+        Ok(vm.run(Port::Tests, silence, &words, io::empty(), &mut io::stdout(), &mut io::stderr())?)
     }
-    if failed {
-        println!("{}", vm.journal(0)?);
-    }
-    if let Some((step, binary)) = built.iter().find(|(step, _)| *step == "shutdown") {
-        println!("{vm}: {step}, from outside");
-        io::stdout().flush().map_err(|error| error.to_string())?;
-        failed |= !outside(binary, &vm, &own)?;
-    }
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
-}
 
-/// Runs a test here that is told which VM to use.
-fn outside(binary: &Path, vm: &Vm, filters: &[&str]) -> Result<bool, Failure> {
-    let mut command = Command::new(binary);
-    command.args(["--test-threads=1", "--nocapture"]).args(filters).env("OPENCODE_PTY_TEST_VM", vm.name());
-    let status = command.current_dir(host::workspace()).status();
-    Ok(status.map_err(|error| format!("cannot run {}: {error}", binary.display()))?.success())
+    /// Runs a test here that is told which VM to use.
+    fn outside(&self, vm: &Vm, binary: &Path) -> Result<ExitStatus, Failure> {
+        let mut command = Command::new(binary);
+        command.args(["--test-threads=1", "--nocapture"]).args(&self.filters).env("OPENCODE_PTY_TEST_VM", vm.name());
+        let status = command.current_dir(host::workspace()).status();
+        Ok(status.map_err(|error| format!("cannot run {}: {error}", binary.display()))?)
+    }
 }

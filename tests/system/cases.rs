@@ -20,7 +20,7 @@ use crate::outside::SUPERVISOR;
 #[test]
 fn of_many_short_sessions_none_loses_a_byte_or_gets_anothers_record() {
     let fixture = Fixture::new();
-    let count = if long() { 10_000 } else { 500 };
+    let count = if long() { 10_000 } else { 300 };
     let begun = Instant::now();
     let mut wrong = side_by_side(count, |number| {
         let code = u32::try_from(number % 256).unwrap();
@@ -44,7 +44,7 @@ fn of_many_short_sessions_none_loses_a_byte_or_gets_anothers_record() {
 #[test]
 fn c10_a_status_of_a_command_that_fails_at_once_is_never_lost() {
     let fixture = Fixture::new();
-    let count = if long() { 1_000 } else { 200 };
+    let count = if long() { 1_000 } else { 100 };
     for transcript in side_by_side(count, |_| fixture.run_one_of_many(&["/bin/sh", "-c", "exit 19"])) {
         assert_eq!(transcript.exit, Some(exited(19)), "{transcript:?}");
     }
@@ -93,7 +93,7 @@ fn c40_every_descriptor_and_terminal_comes_back_whichever_way_a_session_ends() {
     });
     let before = in_use(&fixture);
 
-    at_a_time(AT_A_TIME, if long() { 3_000 } else { 300 }, mixed);
+    at_a_time(AT_A_TIME, if long() { 3_000 } else { 200 }, mixed);
 
     wait_until("terminals and descriptors as before", SOON, || {
         let now = in_use(&fixture);

@@ -24,7 +24,6 @@ Usage: cargo xtask test [--only STAGE,STAGE…]
   check     cargo xtask check
   unit      unit, property, protocol and corpus tests: cargo test --workspace
   user      the same binaries as an ordinary user
-  it        the built binary against the fake manager
   readiness the readiness verifier in directory roots of its own, under dash and busybox
   manuals   man pages in mandoc and groff; completions in bash, zsh and fish
   hosts     the test hosts themselves: apart from each other, and gone when they should be
@@ -34,6 +33,7 @@ Usage: cargo xtask test [--only STAGE,STAGE…]
   rehearsal cargo xtask dist, and the pages on installation, acceptance and cutover followed on both
   soak      cargo xtask soak for two minutes
   node      cargo xtask node-test
+  it        the built binary against the fake manager
   demo      cargo xtask demo, with a command and as a tour
   vm        cargo xtask vm test: limits under pressure, attacks, reboot and power-off, on virtual machines
   bench     cargo xtask bench --smoke: every figure can be measured; says nothing of time
@@ -57,9 +57,7 @@ type Run = fn(&Context) -> Ran;
 const STAGES: &[&[(&str, Run)]] = &[
     &[("check", check)],
     &[("unit", unit)],
-    &[("user", user)],
-    // The first of these waits for limits of time to pass.
-    &[("it", it), ("readiness", readiness), ("manuals", manuals)],
+    &[("user", user), ("readiness", readiness), ("manuals", manuals)],
     &[("hosts", hosts)],
     &[
         ("trixie", |context| system(context, Suite::Trixie, &[])),
@@ -67,7 +65,8 @@ const STAGES: &[&[(&str, Run)]] = &[
     ],
     &[("backports", |context| system(context, Suite::Backports, &threats(&context.root))), ("rehearsal", rehearsal)],
     &[("soak", soak)],
-    &[("node", node)],
+    // Both wait for limits of time to pass, and leave half of two processors.
+    &[("node", node), ("it", it)],
     &[("demo", demo)],
     &[("vm", vm)],
     &[("bench", bench)],

@@ -74,10 +74,7 @@ fn accounting_counts_a_sessions_memory_tasks_time_and_disk() {
     let mut session = start(&fixture, &["/bin/sh", "-c", write, &scratch]);
     session.line("ready");
     let shown = |property: &str| -> u64 {
-        fixture
-            .root(&format!("systemctl show --property={property} --value {}", session.unit))
-            .parse()
-            .unwrap_or_else(|error| panic!("{property}: {error}"))
+        fixture.property(&session.unit, property).parse().unwrap_or_else(|error| panic!("{property}: {error}"))
     };
     let counted = ["MemoryCurrent", "MemoryPeak", "TasksCurrent", "CPUUsageNSec", "IOWriteBytes"].map(shown);
     let [memory, peak, tasks, cpu, written] = counted;

@@ -80,10 +80,6 @@ fn outside_pid(host: &Host, inside: &str) -> Pid {
     Pid::from_raw(pid.parse().unwrap()).unwrap()
 }
 
-fn main_pid(fixture: &Fixture, unit: &str) -> String {
-    fixture.root(&format!("systemctl show --property=MainPID --value {unit}"))
-}
-
 /// A process that is stopped until this is dropped.
 struct Frozen(How);
 
@@ -101,7 +97,7 @@ impl Frozen {
 
     /// The main process of a unit.
     fn unit(fixture: &Fixture, unit: &str) -> Self {
-        Self::new(outside_pid(&fixture.host, &main_pid(fixture, unit)))
+        Self::new(outside_pid(&fixture.host, &fixture.property(unit, "MainPID")))
     }
 
     /// The host's PID 1.
@@ -337,7 +333,7 @@ fn a_supervisor_killed_at_any_moment_leaves_nothing_and_its_successor_has_every_
     }
 
     eprintln!("{kills} kills: processes gone after {:?} at most, socket back after {:?}", slowest[0], slowest[1]);
-    assert_eq!(fixture.root(&format!("systemctl show --property=Result --value {SUPERVISOR}")), "success");
+    assert_eq!(fixture.property(SUPERVISOR, "Result"), "success");
     assert_eq!(terminals(&fixture), terminals_before);
     wait_until("the supervisor to have the descriptors it began with", SOON, || {
         let now = fixture.supervisor_descriptors();
@@ -646,7 +642,7 @@ fn a_bus_daemon_that_is_killed_costs_no_byte_and_invents_no_record() {
         let (during, after) = (format!("{scratch}/during"), format!("{scratch}/after"));
         let mut ends_during = gated(&fixture, &during);
         let mut ends_after = gated(&fixture, &after);
-        let bus = main_pid(&fixture, "dbus.service");
+        let bus = fixture.property("dbus.service", "MainPID");
         fixture.root(&format!("kill -KILL {bus}; touch {during}"));
         let record = ends_during.read_to_end().exit.unwrap();
         assert!(record == Exit::lost() || record == exited(19), "{record}");
@@ -656,7 +652,7 @@ fn a_bus_daemon_that_is_killed_costs_no_byte_and_invents_no_record() {
             let again = fixture.run_one_of_many(&["echo", "again"]);
             if again.text() == "again\r\n" { Ok(()) } else { Err(format!("{again:?}")) }
         });
-        assert_ne!(main_pid(&fixture, "dbus.service"), bus);
+        assert_ne!(fixture.property("dbus.service", "MainPID"), bus);
         fixture.root(&format!("touch {after}"));
         assert_eq!(ends_after.read_to_end().exit, Some(exited(19)));
         assert_answers(&mut patient, &format!("round {round}"));

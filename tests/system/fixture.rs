@@ -173,9 +173,14 @@ impl Fixture {
         self.host.sh_ok(script).unwrap()
     }
 
+    /// A unit's property as systemctl(1) shows it.
+    pub fn property(&self, unit: &str, property: &str) -> String {
+        self.root(&format!("systemctl show --property={property} --value {unit}"))
+    }
+
     /// The process that listens.
     pub fn supervisor_pid(&self) -> String {
-        self.root("systemctl show --property=MainPID --value opencode-pty-supervisor.service")
+        self.property("opencode-pty-supervisor.service", "MainPID")
     }
 
     /// Whether the last session was held by scopes (Landlock ABI 6).

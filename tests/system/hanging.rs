@@ -81,7 +81,7 @@ impl Fuse {
             .replace("{uid}", &UID)
             .replace("{gid}", &GID);
         let daemon = Running::python(fixture, "root", &program);
-        let pid = fixture.root(&format!("systemctl show --property=MainPID --value {}", daemon.unit));
+        let pid = fixture.property(&daemon.unit, "MainPID");
         let host = support::host::Host::attach(fixture.host.name()).unwrap();
         let fuse = Self { daemon, host, mount, pid };
         // In every mount namespace there is, the server's among them.

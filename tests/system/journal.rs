@@ -86,14 +86,14 @@ fn knock(fixture: &Fixture) {
 #[test]
 fn a_session_has_one_record_at_its_start_and_one_at_its_end() {
     let fixture = Fixture::new();
-    let server_invocation = fixture.root("systemctl show --property=InvocationID --value opencode-v2.service");
+    let server_invocation = fixture.property("opencode-v2.service", "InvocationID");
     let dir = fixture.scratch();
     let cwd = fixture.root(&format!("stat --format='%d %i' {dir}"));
     let directory = fixture.standin.open(&dir).unwrap();
     let words = ["/bin/sh", "-c", "read -r line; stty -echo; printf 1234567; exit 7"];
     let mut peer = fixture.standin.start_in(&directory, RUNTIME, &words).unwrap();
     let unit = peer.started(SOON).unwrap();
-    let invocation = fixture.root(&format!("systemctl show --property=InvocationID --value {unit}"));
+    let invocation = fixture.property(&unit, "InvocationID");
     wait_until("the status to say that there is a session", SOON, || {
         let status = fixture.root(&format!("systemctl status --no-pager {SUPERVISOR}"));
         if status.contains("Status: \"1/16 sessions\"") { Ok(()) } else { Err(status) }
@@ -130,7 +130,7 @@ fn a_session_has_one_record_at_its_start_and_one_at_its_end() {
     let ids: Vec<&str> = ours.map(|record| text(record, "MESSAGE_ID")).collect();
     assert_eq!(ids, [Event::SessionStarted.id(), Event::SessionEnded.id()]);
     wait_until("the status to say that no session is left", SOON, || {
-        let status = fixture.root(&format!("systemctl show --property=StatusText --value {SUPERVISOR}"));
+        let status = fixture.property(SUPERVISOR, "StatusText");
         if status == "0/16 sessions" { Ok(()) } else { Err(status) }
     });
 }
@@ -281,25 +281,21 @@ fn nothing_of_a_sessions_words_bytes_or_directory_is_in_any_field_of_any_record(
 
 // ---- the watchdog ------------------------------------------------------------------------------------------------------
 
-fn show(fixture: &Fixture, property: &str) -> String {
-    fixture.root(&format!("systemctl show --property={property} --value {SUPERVISOR}"))
-}
-
 #[test]
 fn the_watchdog_is_fed_while_the_loop_turns_and_a_supervisor_that_hangs_is_replaced() {
     let mut fixture = Fixture::new();
-    assert_eq!(show(&fixture, "WatchdogUSec"), "1min");
+    assert_eq!(fixture.property(SUPERVISOR, "WatchdogUSec"), "1min");
     let _restart = RestartAtEnd::new(&fixture);
     let _drop_in = DropIn::new(&fixture, SUPERVISOR, "[Service]\nWatchdogSec=5");
     fixture.root(&format!("systemctl restart {SUPERVISOR}"));
     fixture.restart_what_ended();
-    let (pid, restarts) = (fixture.supervisor_pid(), show(&fixture, "NRestarts"));
+    let (pid, restarts) = (fixture.supervisor_pid(), fixture.property(SUPERVISOR, "NRestarts"));
 
     // An idle one feeds it, again and again: three times is longer than the watchdog would have waited for one.
-    let mut last = show(&fixture, "WatchdogTimestampMonotonic");
+    let mut last = fixture.property(SUPERVISOR, "WatchdogTimestampMonotonic");
     for _ in 0..3 {
         last = wait_until("the watchdog to be fed", SOON, || {
-            let now = show(&fixture, "WatchdogTimestampMonotonic");
+            let now = fixture.property(SUPERVISOR, "WatchdogTimestampMonotonic");
             if now == last { Err(now) } else { Ok(now) }
         });
     }
@@ -312,11 +308,11 @@ fn the_watchdog_is_fed_while_the_loop_turns_and_a_supervisor_that_hangs_is_repla
     fixture.wait_until_gone(&session.unit, SOON);
     let successor = wait_until("another supervisor", SOON, || {
         let now = fixture.supervisor_pid();
-        let state = show(&fixture, "ActiveState");
+        let state = fixture.property(SUPERVISOR, "ActiveState");
         if now != pid && now != "0" && state == "active" { Ok(now) } else { Err(format!("{now} {state}")) }
     });
     assert_ne!(successor, pid);
-    assert_ne!(show(&fixture, "NRestarts"), restarts);
+    assert_ne!(fixture.property(SUPERVISOR, "NRestarts"), restarts);
     let said = records(&fixture, &format!("-u {SUPERVISOR} _PID=1"));
     let watchdog = said.iter().any(|record| text(record, "MESSAGE").contains("Failed with result 'watchdog'"));
     assert!(watchdog, "the manager did not say why");

@@ -26,7 +26,7 @@ fn listed(fixture: &Fixture, words: &[&str]) -> Value {
 
 /// A unit's property as systemctl(1) shows it; what it calls "[not set]" or "infinity" is null.
 fn shown(fixture: &Fixture, unit: &str, property: &str) -> Value {
-    let value = fixture.root(&format!("systemctl show --property={property} --value {unit}"));
+    let value = fixture.property(unit, property);
     value.parse::<u64>().map_or(Value::Null, Value::from)
 }
 

@@ -23,7 +23,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub use image::install_tools;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{self, sockopt};
 
 use self::wire::{Kind, PAYLOAD_BYTES_MAX};
@@ -176,16 +175,17 @@ impl Vm {
             let exited = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
             if exited.is_some() || !self.runs() {
                 let said = fs::read_to_string(state_dir(&self.name).join("qemu.log")).unwrap_or_default();
-                return Err(Error::failed(format!("boot {self}"), format!("QEMU ended: {said}")));
+                let error = Error::failed(format!("boot {self}"), format!("QEMU ended: {said}"));
+                return Err(error.and_detail(&self.console_tail()));
             }
             // An agent that went down with the machine never answers, and its port stays open: ask anew rather than wait.
             match self.sh_within("systemctl is-system-running", PONG_MAX) {
                 Ok(output) => match String::from_utf8_lossy(&output.stdout).trim() {
-                    "running" => return self.sh_ok(STEADY).map(drop),
+                    "running" => break,
                     "degraded" => {
                         let failed = self.sh_ok("systemctl list-units --failed --plain --no-legend --no-pager")?;
                         progress(&format!("{self} is up, without: {failed}"));
-                        return self.sh_ok(STEADY).map(drop);
+                        break;
                     }
                     // Still the one before the reboot.
                     "stopping" | "starting" | "" if Instant::now() < deadline => thread::sleep(LOOK_AGAIN),
@@ -198,6 +198,7 @@ impl Vm {
                 Err(error) => return Err(error),
             }
         }
+        self.sh_ok(STEADY).map(drop)
     }
 
     /// Which boot this is, in the kernel's words; another one after each reboot.
@@ -220,18 +221,18 @@ impl Vm {
         complaints: &mut dyn Write,
     ) -> Result<ExitStatus, Error> {
         let doing = || format!("run '{}' in {self}", words.join(" "));
-        let mut channel = self.connect(port)?;
+        let channel = self.connect(port)?;
+        let mut listener = Listener { vm: self, channel: &channel, silence };
         let mut command = words.join("\0");
         command.push('\0');
         let ended = (|| {
-            channel.set_read_timeout(silence)?;
+            channel.set_read_timeout(Some(LOOK_FOR_PANIC))?;
             wire::write(&channel, Kind::Run, command.as_bytes())?;
             let sending = channel.try_clone()?;
             // It ends when the input does, or the connection.
             thread::spawn(move || feed(input, &sending));
             loop {
-                self.wait_for_word(&channel, silence)?;
-                match wire::read(&mut channel)? {
+                match wire::read(&mut listener)? {
                     (Kind::Output, bytes) => {
                         output.write_all(&bytes)?;
                         output.flush()?;
@@ -251,28 +252,9 @@ impl Vm {
         let _ = channel.shutdown(std::net::Shutdown::Both);
         ended.map_err(|error: io::Error| match error.kind() {
             ErrorKind::UnexpectedEof => Error::failed(doing(), "the VM ended or hung up"),
-            // The latter in the middle of a frame.
-            ErrorKind::TimedOut | ErrorKind::WouldBlock => {
-                Error::failed(doing(), error.to_string()).and_detail(&self.state())
-            }
+            ErrorKind::TimedOut => Error::failed(doing(), error.to_string()).and_detail(&self.state()),
             _ => Error::system(doing())(error),
         })
-    }
-
-    /// Waits until the VM says something; `TimedOut` if it does not for so long, or is a machine that will not any more.
-    fn wait_for_word(&self, channel: &UnixStream, silence: Option<Duration>) -> io::Result<()> {
-        let begun = Instant::now();
-        let often = Timespec::try_from(LOOK_FOR_PANIC).map_err(io::Error::other)?;
-        while poll(&mut [PollFd::new(channel, PollFlags::IN)], Some(&often))? == 0 {
-            if self.has_panicked() {
-                return Err(io::Error::new(ErrorKind::TimedOut, "its kernel has given up"));
-            }
-            if silence.is_some_and(|most| begun.elapsed() >= most) {
-                let seconds = begun.elapsed().as_secs();
-                return Err(io::Error::new(ErrorKind::TimedOut, format!("it has said nothing for {seconds} s")));
-            }
-        }
-        Ok(())
     }
 
     /// Runs a bash script inside, without input, and waits for it.
@@ -435,6 +417,32 @@ impl Vm {
     }
 }
 
+/// What a VM says; `TimedOut` if it says nothing for so long, or never will again. The channel has a read timeout.
+struct Listener<'a> {
+    vm: &'a Vm,
+    channel: &'a UnixStream,
+    silence: Option<Duration>,
+}
+
+impl Read for Listener<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let begun = Instant::now();
+        loop {
+            match self.channel.read(buffer) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                other => return other,
+            }
+            if self.vm.has_panicked() {
+                return Err(io::Error::new(ErrorKind::TimedOut, "its kernel has given up"));
+            }
+            if self.silence.is_some_and(|most| begun.elapsed() >= most) {
+                let seconds = begun.elapsed().as_secs();
+                return Err(io::Error::new(ErrorKind::TimedOut, format!("it has said nothing for {seconds} s")));
+            }
+        }
+    }
+}
+
 impl fmt::Display for Vm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "VM {}", self.name)
@@ -541,6 +549,7 @@ fn feed(mut input: impl Read, channel: &UnixStream) {
 fn archive(files: &[(&str, &Path)], to: &Path) -> Result<(), Error> {
     let staged = target().join(format!("vm-files-{}", std::process::id()));
     let _ = fs::remove_dir_all(&staged);
+    fs::create_dir_all(&staged).map_err(Error::system(format!("make {}", staged.display())))?;
     for (name, file) in files {
         let copy = staged.join(name);
         fs::create_dir_all(copy.parent().unwrap_or(&staged))

@@ -10,6 +10,7 @@ use support::peer::Frame;
 
 use crate::account::WORKSPACE;
 use crate::fixture::{Fixture, RUNTIME, SOON, at_a_time, exited, side_by_side, wait_until};
+use crate::flood::long;
 
 /// How long a session that moves many megabytes may take. Chosen: seconds are usual.
 const LONG: Duration = Duration::from_mins(2);
@@ -64,7 +65,7 @@ fn a_million_numbers_arrive_whole_before_the_end() {
     });
 
     // What the case asks of their times is for a machine that has nothing else to do.
-    if crate::flood::long() {
+    if long() {
         let mut sorted = times.clone();
         sorted.sort_unstable();
         assert!(sorted[11] < sorted[6] * 10, "one was slower than ten times the median: {times:?}");
@@ -75,7 +76,7 @@ fn a_million_numbers_arrive_whole_before_the_end() {
 fn of_many_short_commands_each_says_its_word() {
     let fixture = Fixture::new();
 
-    let count = if crate::flood::long() { 1_000 } else { 250 };
+    let count = if long() { 1_000 } else { 250 };
     let transcripts = side_by_side(count, |_| fixture.run_one_of_many(&["echo", "hoge"]));
 
     for (index, transcript) in transcripts.iter().enumerate() {
@@ -87,7 +88,7 @@ fn of_many_short_commands_each_says_its_word() {
 #[test]
 fn commands_that_end_at_once_are_never_starts_that_failed() {
     let fixture = Fixture::new();
-    let rounds = if crate::flood::long() { 20 } else { 5 };
+    let rounds = if long() { 20 } else { 5 };
     for round in 0..rounds {
         let ends = side_by_side(16, |_| fixture.run_one_of_many(&["/bin/sh", "-c", "exit 1"]));
         for end in ends {

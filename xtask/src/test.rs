@@ -35,7 +35,7 @@ Usage: cargo xtask test [--only STAGE,STAGE…]
   node      cargo xtask node-test
   it        the built binary against the fake manager
   demo      cargo xtask demo, with a command and as a tour
-  vm        cargo xtask vm test: limits under pressure, attacks, reboot and power-off, on virtual machines
+  vm        cargo xtask vm test: limits under pressure, attacks, reboot and power-off, on a virtual machine
   bench     cargo xtask bench --smoke: every figure can be measured; says nothing of time
 
 What each printed is in target/test-logs/STAGE.log, the journal of a host whose tests failed beside it. The last line counts

@@ -101,7 +101,10 @@ const LEFT_OUT: [&str; 7] =
 const SILENCE_MAX: Duration = Duration::from_mins(5);
 
 /// The steps in their order: the last one ends the VM.
-const STEPS: [&str; 3] = ["limits", "system", "shutdown"];
+const STEPS: [&str; 3] = ["limits", "system", OUTSIDE];
+
+/// The step whose test runs here and not inside.
+const OUTSIDE: &str = "shutdown";
 
 /// Runs the steps; each prints what libtest prints.
 fn test(named: Option<&str>, only: Option<&str>, filters: &[String]) -> Result<ExitCode, Failure> {
@@ -165,13 +168,13 @@ impl Plan<'_> {
     fn prepare(&self, vm: Vm) -> Result<Vm, host::Error> {
         vm.install(&self.product, &self.standin)?;
         let files = self.steps.iter().copied().zip(self.binaries.iter().map(PathBuf::as_path));
-        vm.copy_in(&files.collect::<Vec<_>>())?;
+        vm.copy_in(&files.filter(|(step, _)| *step != OUTSIDE).collect::<Vec<_>>())?;
         Ok(vm)
     }
 
     /// Whether the step passed. If one inside did not, the journal is printed.
     fn run(&self, vm: &Vm, step: &str, binary: &Path) -> Result<bool, Failure> {
-        if step == "shutdown" {
+        if step == OUTSIDE {
             println!("{vm}: {step}, from outside");
             return Ok(self.outside(vm, binary)?.success());
         }

@@ -1,28 +1,23 @@
-# Builds a pristine Debian root for the test hosts.
+# Installs or unpacks packages of a Debian release into a directory.
 #
 # Usage: build-root.sh SUITE DIRECTORY MIRROR [mmdebstrap's further options]
 #
 # Standard input is a pipe that the caller holds: when the caller is gone, however it went, the build ends and the unfinished
-# directory with it. OPENCODE_PTY_SETTINGS holds the script that is run inside at the end. Progress goes to standard output. The text of this file is part of the key under which a root is cached.
+# directory with it. Progress goes to standard output. The text of this file is part of the key under which a root is cached.
 set -u
 suite=$1 root=$2 mirror=$3
 shift 3
 exec 3<&0 </dev/null 2>&1
 
-packages=systemd,systemd-sysv,dbus,util-linux,bsdutils,procps,python3-minimal,sudo,strace,iproute2,bash,ncurses-bin,at,cron,tmux
-
 # Everything that is mounted or started while the root is built lives in these namespaces and ends with them.
 setpriv --pdeathsig KILL \
     unshare --mount --propagation private --pid --fork --kill-child --mount-proc \
-    mmdebstrap --mode=root --variant=minbase --format=directory \
-    --include="$packages" \
+    mmdebstrap --mode=root --format=directory \
     --aptopt='APT::Install-Recommends "false"' \
     --dpkgopt='path-exclude=/usr/share/doc/*' \
     --dpkgopt='path-exclude=/usr/share/man/*' \
     --dpkgopt='path-exclude=/usr/share/locale/*' \
     --dpkgopt=force-unsafe-io \
-    --customize-hook='chroot "$1" /bin/bash -e "/tmp/settings"' \
-    --setup-hook='mkdir -p "$1/tmp" && printf %s "$OPENCODE_PTY_SETTINGS" >"$1/tmp/settings"' \
     "$@" "$suite" "$root" "$mirror" 3<&- &
 build=$!
 

@@ -16,11 +16,20 @@ use super::{Error, PATH, Suite};
 /// Where the roots are kept; `OPENCODE_PTY_CACHE` names another directory (the roots are in `roots` below it).
 const CACHE: &str = "/var/cache/opencode-pty";
 
-/// Packages, their options and the steps around them.
+/// The steps around mmdebstrap, and how it is called.
 const BUILD: &str = include_str!("build-root.sh");
 
 /// What is set up inside.
 const SETTINGS: &str = include_str!("settings.sh");
+
+/// What makes a root of a host: what is in it, and that [`SETTINGS`] are made inside.
+const ROOT: [&str; 4] = [
+    "--variant=minbase",
+    "--include=systemd,systemd-sysv,dbus,util-linux,bsdutils,procps,python3-minimal,sudo,strace,iproute2,bash,ncurses-bin,\
+     at,cron,tmux",
+    "--setup-hook=mkdir -p \"$1/tmp\" && printf %s \"$OPENCODE_PTY_SETTINGS\" >\"$1/tmp/settings\"",
+    "--customize-hook=chroot \"$1\" /bin/bash -e /tmp/settings",
+];
 
 /// Each program that a host or a test needs on the machine, and the Debian package that has it.
 const TOOLS: [(&str, &str); 10] = [
@@ -58,7 +67,7 @@ pub(super) fn pristine(suite: Suite, progress: &mut dyn FnMut(&str)) -> Result<P
     install_tools(progress)?;
 
     let roots = cache().join("roots");
-    let root = roots.join(format!("{suite}-{:016x}", key(further_options(suite))));
+    let root = roots.join(format!("{suite}-{:016x}", key(&[&ROOT, further_options(suite)].concat())));
     let mut build = |unfinished: &Path, progress: &mut dyn FnMut(&str)| debian(suite, unfinished, &[], "", progress);
     once(&root, &format!("{suite} root"), "about half a minute", &mut build, progress)?;
     Ok(root)
@@ -86,7 +95,7 @@ fn sources(suite: Suite, mirror: &str) -> String {
     }
 }
 
-/// What a pristine root is called by: its recipe, and what else goes into it.
+/// What a thing in the cache is called by: how it is built, and what goes into it.
 pub(crate) fn key(more: &[&str]) -> u64 {
     fnv1a(&[&[BUILD, SETTINGS], more].concat())
 }
@@ -141,7 +150,27 @@ pub(crate) fn debian(
     settings: &str,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), Error> {
-    let doing = format!("install Debian {suite} into {}", directory.display());
+    mmdebstrap(suite, directory, &[&ROOT, options].concat(), settings, progress)
+}
+
+/// Unpacks a package of a release and what it depends on into a directory that does not exist; nothing of it is set up.
+pub(crate) fn unpack(
+    suite: Suite,
+    directory: &Path,
+    package: &str,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(), Error> {
+    mmdebstrap(suite, directory, &["--variant=extract", &format!("--include={package}")], "", progress)
+}
+
+fn mmdebstrap(
+    suite: Suite,
+    directory: &Path,
+    options: &[&str],
+    settings: &str,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(), Error> {
+    let doing = format!("install packages of Debian {suite} into {}", directory.display());
     let started = Instant::now();
     let mut command = Command::new("setsid");
     let sources = sources(suite, &mirror(progress)?);

@@ -1,10 +1,11 @@
-//! The VM's disk, kernel and initrd: built once per recipe and machine, never written to afterwards.
+//! What a VM is made of, its disk, kernel and initrd and the QEMU that runs it: built once per recipe and machine, never
+//! written to afterwards.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::host::root::{cache, debian, install_missing, key, once};
+use crate::host::root::{cache, debian, install_missing, key, once, unpack};
 use crate::host::{Error, Suite};
 
 /// What is set up inside, beside the pristine root's settings.
@@ -21,8 +22,7 @@ const OPTIONS: [&str; 3] = [
 ];
 
 /// Each program that a VM needs on the machine, and the Debian package that has it.
-const TOOLS: [(&str, &str); 6] = [
-    ("qemu-system-x86_64", "qemu-system-x86"),
+const TOOLS: [(&str, &str); 5] = [
     ("mkfs.ext4", "e2fsprogs"),
     ("mmdebstrap", "mmdebstrap"),
     ("setpriv", "util-linux"),
@@ -53,6 +53,25 @@ pub(super) fn image(progress: &mut dyn FnMut(&str)) -> Result<PathBuf, Error> {
     };
     once(&image, &format!("{suite} VM image"), "about a minute and a half", &mut build, progress)?;
     Ok(image)
+}
+
+/// The package that has QEMU, and the release it is taken from.
+const EMULATOR: (&str, Suite) = ("qemu-system-x86", Suite::Trixie);
+
+/// QEMU, from the cache or fetched now: words that a command begins with.
+///
+/// Not the machine's own: under trixie's 10.0 a process starts in half the time that it takes under bookworm's 7.2. It lies in
+/// a directory of its own with all its libraries, and nothing of it is installed.
+pub(super) fn emulator(progress: &mut dyn FnMut(&str)) -> Result<Vec<String>, Error> {
+    let (package, suite) = EMULATOR;
+    let root = cache().join("vms").join(format!("{package}-{:016x}", key(&[package, suite.name()])));
+    let mut build = |unfinished: &Path, progress: &mut dyn FnMut(&str)| unpack(suite, unfinished, package, progress);
+    once(&root, &format!("{package} of {suite}"), "about twenty seconds", &mut build, progress)?;
+    let at = |path: &str| root.join(path).display().to_string();
+    let mut words = vec![at("usr/lib64/ld-linux-x86-64.so.2")];
+    words.extend(["--library-path".to_owned(), at("usr/lib/x86_64-linux-gnu"), at("usr/bin/qemu-system-x86_64")]);
+    words.extend(["usr/share/qemu", "usr/share/seabios"].into_iter().flat_map(|data| ["-L".to_owned(), at(data)]));
+    Ok(words)
 }
 
 fn pack(directory: &Path) -> Result<(), Error> {

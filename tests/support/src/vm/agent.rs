@@ -1,9 +1,9 @@
 //! The inside: runs commands for the machine outside, one after the other.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, ErrorKind, Read, Write};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -28,7 +28,7 @@ const GONE: Duration = Duration::from_secs(5);
 /// # Errors
 /// The port cannot be opened.
 pub fn serve(name: &str) -> io::Result<()> {
-    let port = OpenOptions::new().read(true).write(true).open(Path::new("/dev/virtio-ports").join(name))?;
+    let port = OpenOptions::new().read(true).write(true).open(port_of(name)?)?;
     let mut incoming = BufReader::new(Patient(port.try_clone()?));
     let mut conversation = Conversation::default();
     loop {
@@ -45,6 +45,17 @@ pub fn serve(name: &str) -> io::Result<()> {
             Err(error) => eprintln!("opencode-vm-agent: {error}"),
         }
     }
+}
+
+/// The device of a port, by the name that QEMU was told.
+fn port_of(name: &str) -> io::Result<PathBuf> {
+    for port in fs::read_dir("/sys/class/virtio-ports")? {
+        let port = port?;
+        if fs::read_to_string(port.path().join("name"))?.trim_end() == name {
+            return Ok(Path::new("/dev").join(port.file_name()));
+        }
+    }
+    Err(io::Error::new(ErrorKind::NotFound, format!("the machine has no port '{name}'")))
 }
 
 /// A port that ends only when nobody has been there for [`GONE`].

@@ -15,7 +15,8 @@ pub const SUPERVISOR: &str = "opencode-pty-supervisor.service";
 
 /// A file of a unit's control group.
 pub fn cgroup_file(fixture: &Fixture, unit: &str, file: &str) -> String {
-    fixture.root(&format!("cat \"/sys/fs/cgroup$(systemctl show --property=ControlGroup --value {unit})/{file}\""))
+    let group = fixture.cgroup(unit).unwrap_or_else(|| panic!("{unit} has no control group"));
+    std::fs::read_to_string(group.join(file)).unwrap()
 }
 
 /// The number behind a word in such a file.

@@ -6,6 +6,7 @@
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -24,8 +25,8 @@ pub const SOON: Duration = Duration::from_mins(2);
 pub const RUNTIME: u32 = 120;
 /// Sessions the supervisor has places for.
 pub const PLACES: usize = 16;
-/// Starts what is not running.
-const START: &str = "systemctl start opencode-pty-supervisor.service opencode-v2.service";
+/// What runs whenever a test begins, and when it ends.
+const SERVICES: [&str; 2] = ["opencode-pty-supervisor.service", "opencode-v2.service"];
 /// Between two looks at something that sends no event to here.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -42,7 +43,9 @@ impl Fixture {
         let name = std::env::var("OPENCODE_PTY_TEST_HOST").expect("OPENCODE_PTY_TEST_HOST names a host that is up");
         let host = Host::attach(&name).unwrap();
         // A test that failed may have left one of them down: that is its failure, not this one's.
-        host.sh_ok(START).unwrap();
+        if !Units::on(&host).services_are_active() {
+            start_services(&host);
+        }
         let standin = standin_of(&host);
         let fixture = Self { host, standin, scratch: Mutex::default() };
         fixture.assert_as_found();
@@ -51,7 +54,7 @@ impl Fixture {
 
     /// A host whose server or supervisor this test ends: the stand-in is another process afterwards.
     pub fn restart_what_ended(&mut self) {
-        self.root(START);
+        start_services(&self.host);
         self.standin = standin_of(&self.host);
     }
 
@@ -140,30 +143,54 @@ impl Fixture {
 
     /// What is left of a unit, in words; empty when nothing is.
     fn left_of(&self, unit: &str) -> String {
-        self.root(&format!(
-            "state=$(systemctl show --property=LoadState,ActiveState {unit} | sort | tr '\\n' ' ')
-            [ \"$state\" = 'ActiveState=inactive LoadState=not-found ' ] || echo \"unit $state\"
-            find /sys/fs/cgroup -type d -name {unit} 2>/dev/null
-            find /run/systemd/transient -name '{unit}*'"
-        ))
+        let state = self.systemctl(&["show", "--property=LoadState,ActiveState", unit]);
+        let unknown = ["LoadState=not-found\nActiveState=inactive", "ActiveState=inactive\nLoadState=not-found"];
+        let mut left = self.cgroups_and_files(|name| name.starts_with(unit));
+        left.extend((!unknown.contains(&&*state)).then_some(state));
+        left.join("\n")
     }
 
     /// The session units the manager knows, in whatever state, their files, and their cgroups.
     pub fn left_of_sessions(&self) -> String {
-        self.root(
-            "{
-                systemctl list-units --all --plain --no-legend 'opencode-pty-*.service'
-                find /sys/fs/cgroup -type d -name 'opencode-pty-*.service' 2>/dev/null
-                find /run/systemd/transient -name 'opencode-pty-*'
-            } | grep -v opencode-pty-supervisor || true",
-        )
+        self.left_beside(&Units::on(&self.host))
+    }
+
+    fn left_beside(&self, units: &Units) -> String {
+        let mut left = self.cgroups_and_files(is_of_a_session);
+        left.extend(
+            units.0.iter().filter(|(unit, _)| is_of_a_session(unit)).map(|(unit, state)| format!("{unit} {state}")),
+        );
+        left.join("\n")
     }
 
     /// Fails unless the host is as a test may expect it.
     fn assert_as_found(&self) {
-        wait_until("no session to be there", SOON, || nothing_or(self.left_of_sessions()));
-        let state = self.root("systemctl is-active opencode-pty-supervisor.service opencode-v2.service || true");
-        assert_eq!(state, "active\nactive", "supervisor and server");
+        let units = wait_until("no session to be there", SOON, || {
+            let units = Units::on(&self.host);
+            nothing_or(self.left_beside(&units)).map(|()| units)
+        });
+        assert!(units.services_are_active(), "supervisor and server: {:?}", units.0);
+    }
+
+    /// The control groups and the transient units' files whose name is one of these.
+    fn cgroups_and_files(&self, is_one: impl Fn(&str) -> bool) -> Vec<String> {
+        assert!(self.host.path("/sys/fs/cgroup/cgroup.procs").exists(), "control groups can be seen");
+        let mut found = Vec::new();
+        let mut directories = vec![self.host.path("/sys/fs/cgroup"), self.host.path("/run/systemd/transient")];
+        while let Some(directory) = directories.pop() {
+            // One that is gone by now has nothing in it.
+            for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+                let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+                let name = entry.file_name().into_string().unwrap_or_default();
+                if is_one(&name) {
+                    found.push(entry.path().display().to_string());
+                }
+                if is_directory {
+                    directories.push(entry.path());
+                }
+            }
+        }
+        found
     }
 
     // ---- behind the product's back ------------------------------------------------------------------------------
@@ -173,9 +200,20 @@ impl Fixture {
         self.host.sh_ok(script).unwrap()
     }
 
+    /// Runs systemctl(1) with these words; gives what it prints, without the last line end.
+    pub fn systemctl(&self, words: &[&str]) -> String {
+        self.host.run_ok(&[&["systemctl"], words].concat()).unwrap()
+    }
+
     /// A unit's property as systemctl(1) shows it.
     pub fn property(&self, unit: &str, property: &str) -> String {
-        self.root(&format!("systemctl show --property={property} --value {unit}"))
+        self.systemctl(&["show", "--property", property, "--value", unit])
+    }
+
+    /// A unit's control group; `None` when it has none.
+    pub fn cgroup(&self, unit: &str) -> Option<PathBuf> {
+        let found = self.cgroups_and_files(|name| name == unit);
+        found.into_iter().map(PathBuf::from).find(|path| path.join("cgroup.procs").exists())
     }
 
     /// The process that listens.
@@ -198,7 +236,7 @@ impl Fixture {
 
     /// How many descriptors the supervisor has open.
     pub fn supervisor_descriptors(&self) -> usize {
-        self.root(&format!("ls /proc/{}/fd | wc -l", self.supervisor_pid())).trim().parse().unwrap()
+        std::fs::read_dir(self.host.path(format!("/proc/{}/fd", self.supervisor_pid()))).unwrap().count()
     }
 
     /// Whether the host has a process with this pid that has not ended; it may be waiting to be reaped.
@@ -209,11 +247,18 @@ impl Fixture {
 
     /// The command lines of a unit's processes, each after its pid.
     pub fn processes(&self, unit: &str) -> String {
-        self.root(&format!(
-            "for pid in $(cat $(find /sys/fs/cgroup -type d -name {unit})/cgroup.procs); do
-                echo \"$pid $(tr '\\0' ' ' </proc/$pid/cmdline)\"
-            done 2>/dev/null || true"
-        ))
+        // The control group's own list would have the pids of the machine outside.
+        let all = std::fs::read_dir(self.host.path("/proc")).unwrap();
+        let pids = all.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let mut lines = Vec::new();
+        for pid in pids.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())) {
+            // What cannot be read is gone by now.
+            let of = |file: &str| std::fs::read(self.host.path(format!("/proc/{pid}/{file}"))).unwrap_or_default();
+            if String::from_utf8_lossy(&of("cgroup")).lines().any(|line| line.ends_with(&format!("/{unit}"))) {
+                lines.push(format!("{pid} {}", String::from_utf8_lossy(&of("cmdline")).replace('\0', " ")));
+            }
+        }
+        lines.join("\n")
     }
 
     /// Waits until one of a unit's processes has exactly this command line; gives its pid.
@@ -257,6 +302,34 @@ impl Drop for Fixture {
             self.assert_as_found();
         }
     }
+}
+
+/// The product's units and the server's, each with its state, as the manager has them now.
+struct Units(Vec<(String, String)>);
+
+impl Units {
+    fn on(host: &Host) -> Self {
+        let words = ["systemctl", "show", "--property=Id,ActiveState", "opencode-pty-*.service", "opencode-v2.service"];
+        let shown = host.run_ok(&words).unwrap();
+        let value = |unit: &str, key: &str| {
+            unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('=')).unwrap_or_default().to_owned()
+        };
+        Self(shown.split("\n\n").map(|unit| (value(unit, "Id"), value(unit, "ActiveState"))).collect())
+    }
+
+    fn services_are_active(&self) -> bool {
+        SERVICES.iter().all(|service| self.0.iter().any(|(unit, state)| unit == service && state == "active"))
+    }
+}
+
+/// Whether a unit, a control group or a file is a session's, by its name.
+fn is_of_a_session(name: &str) -> bool {
+    name.starts_with("opencode-pty-") && !name.starts_with("opencode-pty-supervisor")
+}
+
+/// Starts what is not running.
+fn start_services(host: &Host) {
+    host.run_ok(&[&["systemctl", "start"], SERVICES.as_slice()].concat()).unwrap();
 }
 
 fn standin_of(host: &Host) -> Standin {

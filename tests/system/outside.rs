@@ -4,7 +4,11 @@
 //! as the account in a plain transient unit ([`outside`]), in a session whose launcher is [`Naive`], or on a host whose
 //! operator changed a unit ([`DropIn`]). All of it is undone when dropped.
 
+use std::fs::{File, Permissions};
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use support::host::{Host, STANDIN_PATH};
 
@@ -40,6 +44,9 @@ pub fn text(output: &Output) -> String {
     stdout.trim_end().to_owned()
 }
 
+/// The next [`Running`]'s number.
+static NEXT: AtomicUsize = AtomicUsize::new(0);
+
 /// Something that runs as long as this is held, in a transient unit of its own.
 pub struct Running {
     host: Host,
@@ -50,16 +57,17 @@ pub struct Running {
 impl Running {
     /// Starts a Python program as the account; returns when it has created the file that `{ready}` in it stands for.
     pub fn python(fixture: &Fixture, user: &str, program: &str) -> Self {
-        let ready = fixture.root("mktemp --dry-run /run/test-ready-XXXXXX");
-        fixture.root(&format!("install -o {user} -m 600 /dev/null {ready}"));
-        let unit = format!("test-{}.service", ready.rsplit('-').next().unwrap().to_lowercase());
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let (unit, ready) = (format!("test-{number}.service"), format!("/run/test-ready-{number}"));
         let program = program.replace("{ready}", &ready);
+        fixture.root(&format!("install -o {user} -m 600 /dev/null {ready}"));
         let mut command = fixture.host.command("systemd-run");
         command.args(["--quiet", "--collect", &format!("--unit={unit}"), &format!("--property=User={user}")]);
         text(&command.args(["--", "/usr/bin/python3", "-c", &program.replace('$', "$$")]).output().unwrap());
         let running = Self { host: again(&fixture.host), unit };
         wait_until(&format!("{} to be ready", running.unit), SOON, || match std::fs::read(fixture.host.path(&ready)) {
             Ok(bytes) if !bytes.is_empty() => Ok(()),
+            _ if fixture.cgroup(&running.unit).is_some() => Err("it runs".to_owned()),
             _ => Err(fixture.root(&format!("systemctl status --no-pager {} || true", running.unit))),
         });
         fixture.root(&format!("rm {ready}"));
@@ -78,7 +86,8 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.host.sh(&format!("systemctl stop {0}; systemctl reset-failed {0}", self.unit));
+        // However it ends, the manager forgets it: `--collect`.
+        let _ = self.host.run_ok(&["systemctl", "stop", &self.unit]);
     }
 }
 
@@ -99,9 +108,10 @@ impl DropIn {
     pub fn new(fixture: &Fixture, unit: &str, lines: &str) -> Self {
         let directory = format!("/run/systemd/system/{unit}.d");
         let file = format!("{directory}/90-test.conf");
-        fixture.root(&format!("[ ! -e {file} ] && mkdir -p {directory}"));
-        std::fs::write(fixture.host.path(&file), format!("{lines}\n")).unwrap();
-        fixture.root("systemctl daemon-reload");
+        std::fs::create_dir_all(fixture.host.path(&directory)).unwrap();
+        let mut created = File::create_new(fixture.host.path(&file)).unwrap();
+        writeln!(created, "{lines}").unwrap();
+        fixture.systemctl(&["daemon-reload"]);
         Self { host: again(&fixture.host), directory, file }
     }
 }
@@ -128,10 +138,7 @@ impl RestartAtEnd {
 impl Drop for RestartAtEnd {
     fn drop(&mut self) {
         let units = format!("{SUPERVISOR} {SERVER}");
-        let _ = self
-            .host
-            .sh(&format!("systemctl reset-failed {units}; systemctl restart {SUPERVISOR}; systemctl restart {SERVER}"));
-        let _ = support::host::start(&self.host);
+        let _ = self.host.sh(&format!("systemctl reset-failed {units}; systemctl restart {units}"));
     }
 }
 
@@ -170,12 +177,12 @@ impl Naive {
         let mut fixture = Fixture::new();
         fixture.remove_at_end(NAIVE_PATH);
         std::fs::write(fixture.host.path(NAIVE_PATH), NAIVE).unwrap();
-        fixture.root(&format!("chmod 0755 {NAIVE_PATH}"));
+        std::fs::set_permissions(fixture.host.path(NAIVE_PATH), Permissions::from_mode(0o755)).unwrap();
         let program = "/usr/local/libexec/opencode-pty-supervisor";
         let restart = RestartAtEnd::new(&fixture);
         let lines = format!("[Service]\nExecStart=\nExecStart={program} --account {NAME} --launcher {NAIVE_PATH}");
         let drop_in = DropIn::new(&fixture, SUPERVISOR, &lines);
-        fixture.root(&format!("systemctl restart {SUPERVISOR}"));
+        fixture.systemctl(&["restart", SUPERVISOR, SERVER]);
         fixture.restart_what_ended();
         Self { _drop_in: drop_in, _restart: restart, fixture }
     }

@@ -1,6 +1,7 @@
 //! What a command finds: its terminal, its identity, its environment; and how its end is told.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use opencode_pty::frame::message::{ErrorCode, Exit};
 use support::host::{ENVIRONMENT_CANARY, PASSWORD_CANARY};
@@ -31,18 +32,26 @@ fn a_command_says_hello_and_succeeds() {
     assert!(!transcript.stopped && transcript.error.is_none(), "{transcript:?}");
 }
 
-// ---- how it ended --------------------------------------------------------------------------------------------
-
 #[test]
-fn every_exit_code_from_0_to_255_arrives_as_it_is() {
+fn what_no_test_may_leave_is_seen_while_it_is_there() {
     let fixture = Fixture::new();
-
-    let exits = side_by_side(256, |code| fixture.run_one_of_many(&["/bin/sh", "-c", &format!("exit {code}")]).exit);
-
-    for (code, exit) in (0..).zip(exits) {
-        assert_eq!(exit, Some(exited(code)), "exit {code}");
+    let mut session = fixture.start(&["sleep", "1000"]);
+    let (unit, left) = (&session.unit, fixture.left_of_sessions());
+    for end in [format!("{unit} active"), format!("/transient/{unit}"), format!(".slice/{unit}")] {
+        assert!(left.lines().any(|line| line.ends_with(&end)), "nothing ends with '{end}': {left}");
     }
+    session.stop_and_read();
+
+    let failed = "opencode-pty-failed.service";
+    fixture.root(&format!("systemd-run --quiet --wait --unit={failed} false || true"));
+    assert!(fixture.left_of_sessions().ends_with(&format!("{failed} failed")));
+    let left = fixture.gone_within(failed, Duration::ZERO).unwrap_err();
+    assert!(left.contains("LoadState=loaded") && left.contains("ActiveState=failed"), "{left}");
+    fixture.systemctl(&["reset-failed", failed]);
+    fixture.assert_gone(failed);
 }
+
+// ---- how it ended --------------------------------------------------------------------------------------------
 
 #[test]
 fn a_command_that_dies_of_a_signal_arrives_as_128_and_its_number() {

@@ -260,10 +260,12 @@ impl Host {
     ///
     /// It belongs to no unit there. Killing the child ends `nsenter` only; what it started inside goes on.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new("nsenter");
+        // From the inside of a VM there is nothing to enter.
+        let mut command = Command::new(if self.leader == 1 { program.as_ref() } else { OsStr::new("nsenter") });
+        if self.leader != 1 {
+            command.args(["--all", "--target", &self.leader.to_string(), "--"]).arg(program);
+        }
         command
-            .args(["--all", "--target", &self.leader.to_string(), "--"])
-            .arg(program)
             .current_dir("/")
             .env_clear()
             .env("PATH", PATH)
@@ -276,21 +278,30 @@ impl Host {
 
     /// Runs a bash script inside, as root, without input, and waits for it.
     pub fn sh(&self, script: &str) -> Result<Output, Error> {
-        self.command("/bin/bash")
-            .args(["-c", script])
-            .stdin(Stdio::null())
-            .output()
-            .map_err(Error::system(format!("run '{script}' in {self}")))
+        self.run(&["/bin/bash", "-c", script])
     }
 
     /// Like [`Host::sh`], but a failure is an error; what it printed, without the last newline.
     pub fn sh_ok(&self, script: &str) -> Result<String, Error> {
-        let output = self.sh(script)?;
+        self.run_ok(&["/bin/bash", "-c", script])
+    }
+
+    fn run(&self, words: &[&str]) -> Result<Output, Error> {
+        let (program, arguments) = words.split_first().unwrap_or((&"", &[]));
+        let mut command = self.command(program);
+        let output = command.args(arguments).stdin(Stdio::null()).output();
+        output.map_err(Error::system(format!("run '{}' in {self}", words.join(" "))))
+    }
+
+    /// Runs a program inside, as root, without input, and waits for it; what it printed, without the last newline. A failure
+    /// is an error.
+    pub fn run_ok(&self, words: &[&str]) -> Result<String, Error> {
+        let output = self.run(words)?;
         let stdout = String::from_utf8_lossy(&output.stdout);
         if !output.status.success() {
             let stderr = String::from_utf8_lossy(&output.stderr);
             return Err(Error::failed(
-                format!("run '{script}' in {self}"),
+                format!("run '{}' in {self}", words.join(" ")),
                 format!("{}\n{stdout}{stderr}", output.status),
             ));
         }

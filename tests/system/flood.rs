@@ -193,7 +193,7 @@ fn a_server_whose_first_act_is_to_connect_is_let_in_in_the_middle_of_a_flood() {
     let flood = Flood::new(&fixture, &KINDS);
     // The strangers' quota is used up.
     std::thread::sleep(Duration::from_secs(1));
-    let times = if long() { 100 } else { 8 };
+    let times = if long() { 100 } else { 4 };
     for _ in 0..times {
         fixture.root(&format!("systemctl stop {SERVER}; systemctl start {SERVER}; while systemctl -q is-active {SERVER}; do sleep 0.05; done"));
     }

@@ -27,13 +27,14 @@ Usage: cargo xtask test [--only STAGE,STAGE…]
   readiness the readiness verifier in directory roots of its own, under dash and busybox
   manuals   man pages in mandoc and groff; completions in bash, zsh and fish
   hosts     the test hosts themselves: apart from each other, and gone when they should be
+  build     what the hosts get: the product as it ships, the stand-in server, the system tests
   trixie    tests/system on a host with systemd 257
   bookworm  tests/system on a host with systemd 252
   backports attacks and threats of tests/system on a host with systemd 254 and another account
   rehearsal cargo xtask dist, and the pages on installation, acceptance and cutover followed on both
-  soak      cargo xtask soak for two minutes
   node      cargo xtask node-test
   it        the built binary against the fake manager
+  soak      cargo xtask soak for two minutes
   demo      cargo xtask demo, with a command and as a tour
   vm        cargo xtask vm test: limits under pressure, attacks, reboot and power-off, on a virtual machine
   bench     cargo xtask bench --smoke: every figure can be measured; says nothing of time
@@ -57,16 +58,14 @@ type Run = fn(&Context) -> Ran;
 const STAGES: &[&[(&str, Run)]] = &[
     &[("check", check)],
     &[("unit", unit)],
-    &[("user", user), ("readiness", readiness), ("manuals", manuals)],
-    &[("hosts", hosts)],
+    &[("user", user), ("readiness", readiness), ("manuals", manuals), ("hosts", hosts), ("build", build)],
     &[
         ("trixie", |context| system(context, Suite::Trixie, &[])),
         ("bookworm", |context| system(context, Suite::Bookworm, &[])),
     ],
     &[("backports", |context| system(context, Suite::Backports, &threats(&context.root))), ("rehearsal", rehearsal)],
-    &[("soak", soak)],
-    // Both wait for limits of time to pass, and leave half of two processors.
-    &[("node", node), ("it", it)],
+    // Two of them wait for limits of time to pass, and leave half of two processors.
+    &[("node", node), ("it", it), ("soak", soak)],
     &[("demo", demo)],
     &[("vm", vm)],
     &[("bench", bench)],
@@ -262,6 +261,10 @@ fn readiness(context: &Context) -> Ran {
 fn hosts(context: &Context) -> Ran {
     let mut command = context.cargo(&["test", "--package", "support", "--test", "host"]);
     run::logged(&mut command, &context.log("hosts")).with_tests()
+}
+
+fn build(context: &Context) -> Ran {
+    context.built().map_or_else(Ran::fault, |_| Ran::default())
 }
 
 /// The tests of tests/system that are about threats: the modules, and what docs/threats.md names.

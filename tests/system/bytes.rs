@@ -387,23 +387,24 @@ fn an_idle_supervisor_with_sixteen_sessions_sleeps() {
         }
     }
     until_they_stand_still(&watch);
-    let time = Duration::from_secs(if long() { 20 } else { 10 });
+    let time = Duration::from_secs(10);
+    let sleep = || {
+        let (before, busy, sessions_busy) = (watch.sleeps(), watch.busy(), watch.sessions_busy());
+        thread::sleep(time);
+        let (busy, sessions_busy) =
+            (watch.busy().saturating_sub(busy), watch.sessions_busy().saturating_sub(sessions_busy));
+        let after = watch.sleeps();
+        eprintln!(
+            "16 idle sessions for {time:?}: sleeps {before:?} before, {after:?} after; CPU {busy:?}, {sessions_busy:?}"
+        );
+        // Nothing spins without sleeping, neither here nor in the sessions.
+        assert!(busy + sessions_busy < time / 200, "{busy:?} of the supervisor, {sessions_busy:?} of the sessions");
+        before == after
+    };
 
-    let (before, busy, sessions_busy) = (watch.sleeps(), watch.busy(), watch.sessions_busy());
-    thread::sleep(time);
-    let (after, busy, sessions_busy) =
-        (watch.sleeps(), watch.busy().saturating_sub(busy), watch.sessions_busy().saturating_sub(sessions_busy));
-
-    eprintln!(
-        "16 idle sessions for {time:?}: sleeps {before:?} before, {after:?} after; CPU {busy:?}, {sessions_busy:?}"
-    );
-    assert_eq!(before.len(), after.len(), "threads came or went: {before:?}, {after:?}");
-    let woken: Vec<u64> = before.iter().zip(&after).map(|((_, before), (_, after))| after - before).collect();
-    // The watchdog is fed every 30 seconds: once within this time, or not at all. The reactor's thread may be the one that
-    // waits for that moment, and wakes the first.
-    assert!(woken.iter().all(|count| *count <= 1) && woken.iter().sum::<u64>() <= 2, "{before:?}, {after:?}");
-    // And nothing spins without sleeping, neither here nor in the sessions.
-    assert!(busy + sessions_busy < time / 200, "{busy:?} of the supervisor, {sessions_busy:?} of the sessions");
+    // The watchdog is fed every 30 seconds: in one of two such times, or in neither. On a busy machine that takes the reactor's
+    // thread a dozen short naps, since it waits for the other one to have its turn.
+    assert!(sleep() || sleep(), "something woke a thread in both");
     for session in &sessions {
         session.stop().unwrap();
     }

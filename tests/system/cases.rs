@@ -84,7 +84,7 @@ fn c40_every_descriptor_and_terminal_comes_back_whichever_way_a_session_ends() {
     });
     let before = in_use(&fixture);
 
-    at_a_time(AT_A_TIME, if long() { 3_000 } else { 200 }, mixed);
+    at_a_time(AT_A_TIME, if long() { 3_000 } else { 120 }, mixed);
 
     wait_until("terminals and descriptors as before", SOON, || {
         let now = in_use(&fixture);

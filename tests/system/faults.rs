@@ -298,7 +298,7 @@ fn wait_until_both_are_back(fixture: &mut Fixture, supervisor: &str, server: &st
 fn a_supervisor_killed_at_any_moment_leaves_nothing_and_its_successor_has_every_place() {
     let mut fixture = Fixture::new();
     let _restart = RestartAtEnd::new(&fixture);
-    let kills = std::env::var("OPENCODE_PTY_KILLS").map_or(10, |kills| kills.parse().unwrap());
+    let kills = std::env::var("OPENCODE_PTY_KILLS").map_or(8, |kills| kills.parse().unwrap());
     let mut random = random();
     let (terminals_before, descriptors) = (terminals(&fixture), idle_descriptors(&fixture));
     let mut slowest = [Duration::ZERO; 2];
@@ -385,7 +385,7 @@ fn reloads_and_re_executions_of_the_manager_cost_no_byte_and_no_record() {
     let pid = fixture.supervisor_pid();
     let counting = Counting::start(&fixture, 2);
     let mut patient = fixture.start(&["cat"]);
-    for round in 0..12 {
+    for round in 0..8 {
         let verb = if round % 2 == 0 { "daemon-reexec" } else { "daemon-reload" };
         let gates = [(); 3].map(|()| format!("{}/gate", fixture.scratch()));
         let mut ending = [0, 1, 2].map(|index: usize| gated(&fixture, &gates[index]));

@@ -13,10 +13,10 @@ pub const SLICE: &str = "opencode-pty.slice";
 /// The supervisor's unit.
 pub const SUPERVISOR: &str = "opencode-pty-supervisor.service";
 
-/// A file of a unit's control group.
+/// A file of a unit's control group, without the last line end.
 pub fn cgroup_file(fixture: &Fixture, unit: &str, file: &str) -> String {
     let group = fixture.cgroup(unit).unwrap_or_else(|| panic!("{unit} has no control group"));
-    std::fs::read_to_string(group.join(file)).unwrap()
+    std::fs::read_to_string(group.join(file)).unwrap().trim_end().to_owned()
 }
 
 /// The number behind a word in such a file.

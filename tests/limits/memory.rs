@@ -17,14 +17,19 @@ const HOG: &str = "import time\nprint('begin', flush=True)\nheld = []\nwhile Tru
 const HOLDER: &str =
     "import sys, time\nheld = b'x' * (int(sys.argv[1]) << 20)\nprint('held', flush=True)\ntime.sleep(600)";
 
-/// 64 children that take 24 MiB each: half as much again as a session may have.
+/// 64 children that take 24 MiB each: half as much again as a session may have. They begin when all are there: who forks is
+/// slowed down as well.
 const HOGS: &str = "\
 import os, time
 print('begin', flush=True)
+wait, go = os.pipe()
 for _ in range(64):
     if os.fork() == 0:
+        os.close(go)
+        os.read(wait, 1)
         held = b'x' * (24 << 20)
         time.sleep(600)
+os.close(go)
 time.sleep(600)";
 
 const PYTHON: &str = "/usr/bin/python3";
@@ -119,16 +124,20 @@ fn one_session_ends_when_all_together_take_more_than_the_slice_may() {
     // The way from there to 2 GiB would take it too long.
     set(&fixture, SLICE, "MemoryHigh=infinity");
     third.line("held");
+    let kills_before = oom_kills(&fixture);
     let fourth = hold("600");
     let killed = wait_until("the kernel to kill one of them", SOON, || {
+        // Until then the fourth may not have come to its program yet.
+        if oom_kills(&fixture) == kills_before {
+            return Err("no kill".to_owned());
+        }
         let dead: Vec<usize> = [&first, &second, &third, &fourth]
             .iter()
             .enumerate()
             .filter(|(_, session)| !fixture.processes(&session.unit).contains("held = b"))
             .map(|(index, _)| index)
             .collect();
-        // The fourth may not have come to its program yet.
-        dead.first().copied().filter(|_| oom_kills(&fixture) > 0).ok_or_else(|| format!("{dead:?}"))
+        dead.first().copied().ok_or_else(|| "all of them".to_owned())
     });
     let after = others.go_on(&fixture);
     let mut sessions: Vec<Session> = vec![first, second, third, fourth];

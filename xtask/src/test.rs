@@ -35,9 +35,9 @@ Usage: cargo xtask test [--only STAGE,STAGE…]
   node      cargo xtask node-test
   it        the built binary against the fake manager
   soak      cargo xtask soak for two minutes
+  bench     cargo xtask bench --smoke: every figure can be measured; says nothing of time
   demo      cargo xtask demo, with a command and as a tour
   vm        cargo xtask vm test: limits under pressure, attacks, reboot and power-off, on a virtual machine
-  bench     cargo xtask bench --smoke: every figure can be measured; says nothing of time
 
 What each printed is in target/test-logs/STAGE.log, the journal of a host whose tests failed beside it. The last line counts
 the tests of all stages. Exit 0 when nothing failed and every stage ran something.
@@ -65,10 +65,9 @@ const STAGES: &[&[(&str, Run)]] = &[
     ],
     &[("backports", |context| system(context, Suite::Backports, &threats(&context.root))), ("rehearsal", rehearsal)],
     // Two of them wait for limits of time to pass, and leave half of two processors.
-    &[("node", node), ("it", it), ("soak", soak)],
+    &[("node", node), ("it", it), ("soak", soak), ("bench", bench)],
     &[("demo", demo)],
     &[("vm", vm)],
-    &[("bench", bench)],
 ];
 
 /// What the stages share.

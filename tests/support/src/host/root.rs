@@ -23,7 +23,7 @@ const BUILD: &str = include_str!("build-root.sh");
 const SETTINGS: &str = include_str!("settings.sh");
 
 /// What makes a root of a host: what is in it, and that [`SETTINGS`] are made inside.
-const ROOT: [&str; 4] = [
+pub(crate) const ROOT: [&str; 4] = [
     "--variant=minbase",
     "--include=systemd,systemd-sysv,dbus,util-linux,bsdutils,procps,python3-minimal,sudo,strace,iproute2,bash,ncurses-bin,\
      at,cron,tmux",
@@ -68,7 +68,7 @@ pub(super) fn pristine(suite: Suite, progress: &mut dyn FnMut(&str)) -> Result<P
 
     let roots = cache().join("roots");
     let root = roots.join(format!("{suite}-{:016x}", key(&[&ROOT, further_options(suite)].concat())));
-    let mut build = |unfinished: &Path, progress: &mut dyn FnMut(&str)| debian(suite, unfinished, &[], "", progress);
+    let mut build = |unfinished: &Path, progress: &mut dyn FnMut(&str)| debian(suite, unfinished, &ROOT, "", progress);
     once(&root, &format!("{suite} root"), "about half a minute", &mut build, progress)?;
     Ok(root)
 }
@@ -141,29 +141,9 @@ pub(crate) fn once(
     Ok(())
 }
 
-/// Installs a small Debian into a directory that does not exist; `options` are mmdebstrap's, beside ours, and hooks among
-/// them find `settings` in `OPENCODE_PTY_MORE_SETTINGS`.
+/// Installs or unpacks packages of a release into a directory that does not exist; `options` are mmdebstrap's, [`ROOT`] or
+/// others, and hooks among them find `settings` in `OPENCODE_PTY_MORE_SETTINGS`.
 pub(crate) fn debian(
-    suite: Suite,
-    directory: &Path,
-    options: &[&str],
-    settings: &str,
-    progress: &mut dyn FnMut(&str),
-) -> Result<(), Error> {
-    mmdebstrap(suite, directory, &[&ROOT, options].concat(), settings, progress)
-}
-
-/// Unpacks a package of a release and what it depends on into a directory that does not exist; nothing of it is set up.
-pub(crate) fn unpack(
-    suite: Suite,
-    directory: &Path,
-    package: &str,
-    progress: &mut dyn FnMut(&str),
-) -> Result<(), Error> {
-    mmdebstrap(suite, directory, &["--variant=extract", &format!("--include={package}")], "", progress)
-}
-
-fn mmdebstrap(
     suite: Suite,
     directory: &Path,
     options: &[&str],

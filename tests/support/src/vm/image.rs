@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::host::root::{cache, debian, install_missing, key, once, unpack};
+use crate::host::root::{ROOT, cache, debian, install_missing, key, once};
 use crate::host::{Error, Suite};
 
 /// What is set up inside, beside the pristine root's settings.
@@ -14,7 +14,7 @@ const SETTINGS: &str = include_str!("settings.sh");
 /// From an installed directory to a disk, a kernel and an initrd.
 const PACK: &str = include_str!("pack-image.sh");
 
-/// What mmdebstrap is told beside what it is told for a pristine root.
+/// What mmdebstrap is told beside [`ROOT`].
 const OPTIONS: [&str; 3] = [
     "--include=linux-image-cloud-amd64,initramfs-tools,zstd",
     "--setup-hook=mkdir -p \"$1/etc/initramfs-tools/conf.d\" && echo MODULES=list >\"$1/etc/initramfs-tools/conf.d/vm\"",
@@ -42,12 +42,13 @@ pub fn install_tools(progress: &mut dyn FnMut(&str)) -> Result<(), Error> {
 pub(super) fn image(progress: &mut dyn FnMut(&str)) -> Result<PathBuf, Error> {
     install_tools(progress)?;
     let suite = Suite::Trixie;
-    let recipe: Vec<&str> = OPTIONS.iter().copied().chain([SETTINGS, PACK]).collect();
+    let options = [ROOT.as_slice(), &OPTIONS].concat();
+    let recipe = [&*options, &[SETTINGS, PACK]].concat();
     let image = cache().join("vms").join(format!("{suite}-{:016x}", key(&recipe)));
     let mut build = |unfinished: &Path, progress: &mut dyn FnMut(&str)| {
         fs::create_dir_all(unfinished).map_err(Error::system("make a directory for the VM's image"))?;
         let root = unfinished.join("root");
-        debian(suite, &root, &OPTIONS, SETTINGS, progress)?;
+        debian(suite, &root, &options, SETTINGS, progress)?;
         progress(&format!("{suite} VM image: packing it"));
         pack(unfinished)
     };
@@ -55,18 +56,19 @@ pub(super) fn image(progress: &mut dyn FnMut(&str)) -> Result<PathBuf, Error> {
     Ok(image)
 }
 
-/// The package that has QEMU, and the release it is taken from.
-const EMULATOR: (&str, Suite) = ("qemu-system-x86", Suite::Trixie);
+/// What mmdebstrap is told to unpack QEMU and what it depends on; nothing of it is set up.
+const EMULATOR: [&str; 2] = ["--variant=extract", "--include=qemu-system-x86"];
 
 /// QEMU, from the cache or fetched now: words that a command begins with.
 ///
 /// Not the machine's own: under trixie's 10.0 a process starts in half the time that it takes under bookworm's 7.2. It lies in
 /// a directory of its own with all its libraries, and nothing of it is installed.
 pub(super) fn emulator(progress: &mut dyn FnMut(&str)) -> Result<Vec<String>, Error> {
-    let (package, suite) = EMULATOR;
-    let root = cache().join("vms").join(format!("{package}-{:016x}", key(&[package, suite.name()])));
-    let mut build = |unfinished: &Path, progress: &mut dyn FnMut(&str)| unpack(suite, unfinished, package, progress);
-    once(&root, &format!("{package} of {suite}"), "about twenty seconds", &mut build, progress)?;
+    let suite = Suite::Trixie;
+    let root = cache().join("vms").join(format!("qemu-{:016x}", key(&[&EMULATOR, &[suite.name()][..]].concat())));
+    let mut build =
+        |unfinished: &Path, progress: &mut dyn FnMut(&str)| debian(suite, unfinished, &EMULATOR, "", progress);
+    once(&root, &format!("QEMU of {suite}"), "about twenty seconds", &mut build, progress)?;
     let at = |path: &str| root.join(path).display().to_string();
     let mut words = vec![at("usr/lib64/ld-linux-x86-64.so.2")];
     words.extend(["--library-path".to_owned(), at("usr/lib/x86_64-linux-gnu"), at("usr/bin/qemu-system-x86_64")]);

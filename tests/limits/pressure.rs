@@ -13,22 +13,16 @@ pub const SLICE: &str = "opencode-pty.slice";
 /// The supervisor's unit.
 pub const SUPERVISOR: &str = "opencode-pty-supervisor.service";
 
-/// A file of a unit's control group, without the last line end.
-pub fn cgroup_file(fixture: &Fixture, unit: &str, file: &str) -> String {
-    let group = fixture.cgroup(unit).unwrap_or_else(|| panic!("{unit} has no control group"));
-    std::fs::read_to_string(group.join(file)).unwrap().trim_end().to_owned()
-}
-
-/// The number behind a word in such a file.
+/// The number behind a word in a file of a unit's control group.
 pub fn count(fixture: &Fixture, unit: &str, file: &str, word: &str) -> u64 {
-    let text = cgroup_file(fixture, unit, file);
+    let text = fixture.cgroup_file(unit, file);
     let found = text.lines().find_map(|line| line.strip_prefix(word)?.strip_prefix(' ')?.trim().parse().ok());
     found.unwrap_or_else(|| panic!("{unit} has no {word} in {file}: {text}"))
 }
 
 /// The number that is such a file.
 pub fn number(fixture: &Fixture, unit: &str, file: &str) -> u64 {
-    cgroup_file(fixture, unit, file).trim().parse().unwrap()
+    fixture.cgroup_file(unit, file).parse().unwrap()
 }
 
 /// Waits until a counter has moved.

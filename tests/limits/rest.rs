@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::fixture::{Fixture, SOON, wait_until};
-use crate::pressure::{Others, SLICE, SUPERVISOR, cgroup_file, count, number, outcome, set, start, start_sh, stop};
+use crate::pressure::{Others, SLICE, SUPERVISOR, count, number, outcome, set, start, start_sh, stop};
 
 /// What a control group must say, file by file.
 fn assert_files(who: &str, found: impl Fn(&str) -> String, wanted: &[(&str, &str)]) {
@@ -49,7 +49,7 @@ fn the_kernel_holds_every_shipped_limit_and_a_session_reads_its_own() {
         ("io.weight", "default 100"),
         ("io.bfq.weight", "default 100"),
     ];
-    assert_files("the slice", |file| cgroup_file(&fixture, SLICE, file), &slice);
+    assert_files("the slice", |file| fixture.cgroup_file(SLICE, file), &slice);
     let supervisor = [
         ("memory.high", "201326592"),
         ("memory.max", "268435456"),
@@ -57,7 +57,7 @@ fn the_kernel_holds_every_shipped_limit_and_a_session_reads_its_own() {
         ("pids.max", "64"),
         ("cpu.weight", "1000"),
     ];
-    assert_files("the supervisor", |file| cgroup_file(&fixture, SUPERVISOR, file), &supervisor);
+    assert_files("the supervisor", |file| fixture.cgroup_file(SUPERVISOR, file), &supervisor);
     outcome(
         "none",
         "all of them",
@@ -97,7 +97,7 @@ fn sixteen_busy_loops_of_a_session_are_held_to_its_quota_and_to_the_slices() {
     let script = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do (while :; do :; done) & done; echo begin; wait";
     let mut busy = start_sh(&fixture, script);
     busy.line("begin");
-    assert_eq!(cgroup_file(&fixture, &busy.unit, "cpu.max"), "400000 100000");
+    assert_eq!(fixture.cgroup_file(&busy.unit, "cpu.max"), "400000 100000");
     let during = others.go_on(&fixture);
     outcome("16 busy loops in a session", "CPUQuota=400%, equal weights", &during);
 
@@ -127,13 +127,14 @@ fn a_storm_on_the_disk_leaves_the_others_going() {
     let mut session = start(&fixture, &["/bin/sh", "-c", storm, &scratch]);
     session.line("begin");
     let written = || -> u64 {
-        cgroup_file(&fixture, &session.unit, "io.stat")
+        fixture
+            .cgroup_file(&session.unit, "io.stat")
             .split_whitespace()
             .filter_map(|word| word.strip_prefix("wbytes=")?.parse::<u64>().ok())
             .sum()
     };
     wait_until("the storm", SOON, || if written() > 32 << 20 { Ok(()) } else { Err(written().to_string()) });
-    assert_eq!(cgroup_file(&fixture, &session.unit, "io.bfq.weight"), "default 100");
+    assert_eq!(fixture.cgroup_file(&session.unit, "io.bfq.weight"), "default 100");
     let during = others.go_on(&fixture);
     let time = stop(&mut session);
     fixture.assert_gone(&session.unit);

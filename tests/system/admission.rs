@@ -72,7 +72,7 @@ fn the_servers_main_process_passes_whichever_of_its_threads_connects() {
     // The stand-in serves each request on a thread of its own, so it is never the first thread that connects.
     let transcript = start_on(&fixture, fixture.standin.peer().unwrap());
     assert_eq!((transcript.text().as_str(), transcript.exit), ("hello\r\n", Some(exited(0))));
-    let main = fixture.root(&format!("systemctl show --value -p MainPID {SERVER}"));
+    let main = fixture.property(SERVER, "MainPID");
     assert_eq!(main, fixture.standin.pid().to_string());
 }
 
@@ -103,7 +103,7 @@ fn a_child_and_a_grandchild_of_the_server_are_closed_without_a_word() {
 fn a_process_that_was_moved_into_the_servers_control_group_is_closed_without_a_word() {
     let fixture = Fixture::new();
     let bait = Bait::new(&fixture);
-    let group = fixture.root(&format!("systemctl show --value -p ControlGroup {SERVER}"));
+    let group = fixture.property(SERVER, "ControlGroup");
     let seen = bait.by_script(&format!(
         "echo $$ >/sys/fs/cgroup{group}/cgroup.procs && grep ^0:: /proc/self/cgroup &&
         exec setpriv --reuid {NAME} --regid {GID} --init-groups -- {}",
@@ -133,7 +133,7 @@ fn root_is_closed_without_a_word() {
     let bait = Bait::new(&fixture);
     assert_eq!(bait.by_script(&bait.probe), "closed");
     // Root is the supervisor's own user, and still a stranger to it where the server is.
-    let group = fixture.root(&format!("systemctl show --value -p ControlGroup {SERVER}"));
+    let group = fixture.property(SERVER, "ControlGroup");
     let seen = bait.by_script(&format!("echo $$ >/sys/fs/cgroup{group}/cgroup.procs; exec {}", bait.probe));
     assert_eq!(seen, "closed");
     // One half of the account is not the account.

@@ -66,7 +66,7 @@ impl<'a> Watch<'a> {
 
     /// All sessions' time on a CPU.
     fn sessions_busy(&self) -> Duration {
-        let stat = self.fixture.root("cat $(find /sys/fs/cgroup -type d -name opencode-pty.slice)/cpu.stat");
+        let stat = self.fixture.cgroup_file("opencode-pty.slice", "cpu.stat");
         Duration::from_micros(field(&stat, "usage_usec"))
     }
 }
@@ -399,6 +399,8 @@ fn an_idle_supervisor_with_sixteen_sessions_sleeps() {
         );
         // Nothing spins without sleeping, neither here nor in the sessions.
         assert!(busy + sessions_busy < time / 200, "{busy:?} of the supervisor, {sessions_busy:?} of the sessions");
+        let threads = |counts: &[(String, u64)]| counts.iter().map(|(thread, _)| thread.clone()).collect::<Vec<_>>();
+        assert_eq!(threads(&before), threads(&after), "threads came or went");
         before == after
     };
 

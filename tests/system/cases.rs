@@ -153,13 +153,13 @@ fn c27_a_fork_bomb_stays_below_its_cap_and_a_stop_empties_it() {
         return;
     }
     let mut sessions = [fixture.start_sh("trap '' TERM HUP; f() { f | f & }; f; while :; do sleep 1; done")];
-    let group = fixture.root(&format!("find /sys/fs/cgroup -type d -name {}", sessions[0].unit));
+    let unit = sessions[0].unit.clone();
     wait_until("the cap to be reached", SOON, || {
-        let events = fixture.root(&format!("cat {group}/pids.events"));
+        let events = fixture.cgroup_file(&unit, "pids.events");
         if events.contains("max 0") { Err(events) } else { Ok(()) }
     });
     assert_eq!(fixture.ask(&["echo", "well"]), "well");
-    let now: u32 = fixture.root(&format!("cat {group}/pids.current")).parse().unwrap();
+    let now: u32 = fixture.cgroup_file(&unit, "pids.current").parse().unwrap();
     assert!(now <= 256, "{now} tasks");
     stop_all(&fixture, &mut sessions, SOON);
 }

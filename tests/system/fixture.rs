@@ -6,7 +6,7 @@
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -44,7 +44,7 @@ impl Fixture {
         let host = Host::attach(&name).unwrap();
         // A test that failed may have left one of them down: that is its failure, not this one's.
         if !Units::on(&host).services_are_active() {
-            start_services(&host);
+            support::host::start(&host).unwrap();
         }
         let standin = standin_of(&host);
         let fixture = Self { host, standin, scratch: Mutex::default() };
@@ -54,7 +54,7 @@ impl Fixture {
 
     /// A host whose server or supervisor this test ends: the stand-in is another process afterwards.
     pub fn restart_what_ended(&mut self) {
-        start_services(&self.host);
+        support::host::start(&self.host).unwrap();
         self.standin = standin_of(&self.host);
     }
 
@@ -145,7 +145,7 @@ impl Fixture {
     fn left_of(&self, unit: &str) -> String {
         let state = self.systemctl(&["show", "--property=LoadState,ActiveState", unit]);
         let unknown = ["LoadState=not-found\nActiveState=inactive", "ActiveState=inactive\nLoadState=not-found"];
-        let mut left = self.cgroups_and_files(|name| name.starts_with(unit));
+        let mut left = self.cgroups_and_files(&|name| name.starts_with(unit));
         left.extend((!unknown.contains(&&*state)).then_some(state));
         left.join("\n")
     }
@@ -156,7 +156,7 @@ impl Fixture {
     }
 
     fn left_beside(&self, units: &Units) -> String {
-        let mut left = self.cgroups_and_files(is_of_a_session);
+        let mut left = self.cgroups_and_files(&is_of_a_session);
         left.extend(
             units.0.iter().filter(|(unit, _)| is_of_a_session(unit)).map(|(unit, state)| format!("{unit} {state}")),
         );
@@ -173,24 +173,15 @@ impl Fixture {
     }
 
     /// The control groups and the transient units' files whose name is one of these.
-    fn cgroups_and_files(&self, is_one: impl Fn(&str) -> bool) -> Vec<String> {
-        assert!(self.host.path("/sys/fs/cgroup/cgroup.procs").exists(), "control groups can be seen");
-        let mut found = Vec::new();
-        let mut directories = vec![self.host.path("/sys/fs/cgroup"), self.host.path("/run/systemd/transient")];
-        while let Some(directory) = directories.pop() {
-            // One that is gone by now has nothing in it.
-            for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
-                let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
-                let name = entry.file_name().into_string().unwrap_or_default();
-                if is_one(&name) {
-                    found.push(entry.path().display().to_string());
-                }
-                if is_directory {
-                    directories.push(entry.path());
-                }
-            }
-        }
-        found
+    fn cgroups_and_files(&self, is_one: &dyn Fn(&str) -> bool) -> Vec<String> {
+        let files = named(&self.host.path("/run/systemd/transient"), is_one);
+        self.cgroups(is_one).into_iter().chain(files).map(|path| path.display().to_string()).collect()
+    }
+
+    fn cgroups(&self, is_one: &dyn Fn(&str) -> bool) -> Vec<PathBuf> {
+        let all = self.host.path("/sys/fs/cgroup");
+        assert!(all.join("cgroup.procs").exists(), "control groups can be seen");
+        named(&all, is_one)
     }
 
     // ---- behind the product's back ------------------------------------------------------------------------------
@@ -202,7 +193,7 @@ impl Fixture {
 
     /// Runs systemctl(1) with these words; gives what it prints, without the last line end.
     pub fn systemctl(&self, words: &[&str]) -> String {
-        self.host.run_ok(&[&["systemctl"], words].concat()).unwrap()
+        self.host.run_ok("systemctl", words).unwrap()
     }
 
     /// A unit's property as systemctl(1) shows it.
@@ -210,10 +201,16 @@ impl Fixture {
         self.systemctl(&["show", "--property", property, "--value", unit])
     }
 
-    /// A unit's control group; `None` when it has none.
-    pub fn cgroup(&self, unit: &str) -> Option<PathBuf> {
-        let found = self.cgroups_and_files(|name| name == unit);
-        found.into_iter().map(PathBuf::from).find(|path| path.join("cgroup.procs").exists())
+    /// Whether a unit has a control group: whether it runs.
+    pub fn has_cgroup(&self, unit: &str) -> bool {
+        !self.cgroups(&|name| name == unit).is_empty()
+    }
+
+    /// A file of a unit's control group, without the last line end.
+    pub fn cgroup_file(&self, unit: &str, file: &str) -> String {
+        let groups = self.cgroups(&|name| name == unit);
+        let group = groups.first().unwrap_or_else(|| panic!("{unit} has no control group"));
+        std::fs::read_to_string(group.join(file)).unwrap().trim_end().to_owned()
     }
 
     /// The process that listens.
@@ -309,8 +306,8 @@ struct Units(Vec<(String, String)>);
 
 impl Units {
     fn on(host: &Host) -> Self {
-        let words = ["systemctl", "show", "--property=Id,ActiveState", "opencode-pty-*.service", "opencode-v2.service"];
-        let shown = host.run_ok(&words).unwrap();
+        let words = ["show", "--property=Id,ActiveState", "opencode-pty-*.service", "opencode-v2.service"];
+        let shown = host.run_ok("systemctl", &words).unwrap();
         let value = |unit: &str, key: &str| {
             unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('=')).unwrap_or_default().to_owned()
         };
@@ -327,9 +324,22 @@ fn is_of_a_session(name: &str) -> bool {
     name.starts_with("opencode-pty-") && !name.starts_with("opencode-pty-supervisor")
 }
 
-/// Starts what is not running.
-fn start_services(host: &Host) {
-    host.run_ok(&[&["systemctl", "start"], SERVICES.as_slice()].concat()).unwrap();
+/// What is called by one of these names, however far below a directory.
+fn named(directory: &Path, is_one: &dyn Fn(&str) -> bool) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut directories = vec![directory.to_owned()];
+    while let Some(directory) = directories.pop() {
+        // One that is gone by now has nothing in it.
+        for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+            if entry.file_name().to_str().is_some_and(is_one) {
+                found.push(entry.path());
+            }
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                directories.push(entry.path());
+            }
+        }
+    }
+    found
 }
 
 fn standin_of(host: &Host) -> Standin {

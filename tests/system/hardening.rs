@@ -490,7 +490,7 @@ fn end_it(fixture: &Fixture) {
         }
     }
     wait_until("the supervisor to be gone", SOON, || {
-        let state = fixture.root(&format!("systemctl show --value -p ActiveState {SUPERVISOR}"));
+        let state = fixture.property(SUPERVISOR, "ActiveState");
         if state == "inactive" || state == "failed" { Ok(()) } else { Err(state) }
     });
     let shown = show(fixture, SUPERVISOR);

@@ -67,7 +67,7 @@ impl Running {
         let running = Self { host: again(&fixture.host), unit };
         wait_until(&format!("{} to be ready", running.unit), SOON, || match std::fs::read(fixture.host.path(&ready)) {
             Ok(bytes) if !bytes.is_empty() => Ok(()),
-            _ if fixture.cgroup(&running.unit).is_some() => Err("it runs".to_owned()),
+            _ if fixture.has_cgroup(&running.unit) => Err("it runs".to_owned()),
             _ => Err(fixture.root(&format!("systemctl status --no-pager {} || true", running.unit))),
         });
         fixture.root(&format!("rm {ready}"));
@@ -87,7 +87,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         // However it ends, the manager forgets it: `--collect`.
-        let _ = self.host.run_ok(&["systemctl", "stop", &self.unit]);
+        let _ = self.host.run_ok("systemctl", &["stop", &self.unit]);
     }
 }
 
@@ -182,7 +182,7 @@ impl Naive {
         let restart = RestartAtEnd::new(&fixture);
         let lines = format!("[Service]\nExecStart=\nExecStart={program} --account {NAME} --launcher {NAIVE_PATH}");
         let drop_in = DropIn::new(&fixture, SUPERVISOR, &lines);
-        fixture.systemctl(&["restart", SUPERVISOR, SERVER]);
+        fixture.systemctl(&["restart", SUPERVISOR]);
         fixture.restart_what_ended();
         Self { _drop_in: drop_in, _restart: restart, fixture }
     }

@@ -308,7 +308,7 @@ fn t19_a_session_can_not_signal_the_server() {
         fixture.sh("kill -KILL -1");
         other.input(b"\n").unwrap();
         assert_eq!(other.read_to_end().exit, Some(exited(5)));
-        assert_eq!(fixture.root(&format!("systemctl show --value -p MainPID {SERVER}")), pid);
+        assert_eq!(fixture.property(SERVER, "MainPID"), pid);
     } else {
         eprintln!("not applicable: below Landlock ABI 6 sessions can signal the server (docs/threats.md)");
         assert_eq!(opened(&seen).len(), SIGNAL_WAYS, "{seen}");
@@ -993,9 +993,9 @@ fn t20_a_session_is_below_the_slice_and_stays_there() {
     let fixture = Fixture::new();
     let mut session = fixture.start_sh("echo ready; read line; read line");
     session.line("ready");
-    let slice = fixture.root("systemctl show --value -p ControlGroup opencode-pty.slice");
+    let slice = fixture.property("opencode-pty.slice", "ControlGroup");
     assert_eq!(slice, "/opencode.slice/opencode-pty.slice");
-    let group = fixture.root(&format!("systemctl show --value -p ControlGroup {}", session.unit));
+    let group = fixture.property(&session.unit, "ControlGroup");
     assert_eq!(group, format!("{slice}/{}", session.unit));
     assert!(fixture.processes(&session.unit).lines().count() >= 2);
 

@@ -260,10 +260,11 @@ impl Host {
     ///
     /// It belongs to no unit there. Killing the child ends `nsenter` only; what it started inside goes on.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
-        // From the inside of a VM there is nothing to enter.
-        let mut command = Command::new(if self.leader == 1 { program.as_ref() } else { OsStr::new("nsenter") });
-        if self.leader != 1 {
-            command.args(["--all", "--target", &self.leader.to_string(), "--"]).arg(program);
+        let mut command = Command::new("nsenter");
+        command.args(["--all", "--target", &self.leader.to_string(), "--"]).arg(program.as_ref());
+        if self.leader == 1 {
+            // The inside of a VM: there is nothing to enter.
+            command = Command::new(program);
         }
         command
             .current_dir("/")
@@ -278,30 +279,28 @@ impl Host {
 
     /// Runs a bash script inside, as root, without input, and waits for it.
     pub fn sh(&self, script: &str) -> Result<Output, Error> {
-        self.run(&["/bin/bash", "-c", script])
+        self.run("/bin/bash", &["-c", script])
     }
 
     /// Like [`Host::sh`], but a failure is an error; what it printed, without the last newline.
     pub fn sh_ok(&self, script: &str) -> Result<String, Error> {
-        self.run_ok(&["/bin/bash", "-c", script])
+        self.run_ok("/bin/bash", &["-c", script])
     }
 
-    fn run(&self, words: &[&str]) -> Result<Output, Error> {
-        let (program, arguments) = words.split_first().unwrap_or((&"", &[]));
-        let mut command = self.command(program);
-        let output = command.args(arguments).stdin(Stdio::null()).output();
-        output.map_err(Error::system(format!("run '{}' in {self}", words.join(" "))))
+    fn run(&self, program: &str, arguments: &[&str]) -> Result<Output, Error> {
+        let output = self.command(program).args(arguments).stdin(Stdio::null()).output();
+        output.map_err(Error::system(format!("run '{program} {}' in {self}", arguments.join(" "))))
     }
 
     /// Runs a program inside, as root, without input, and waits for it; what it printed, without the last newline. A failure
     /// is an error.
-    pub fn run_ok(&self, words: &[&str]) -> Result<String, Error> {
-        let output = self.run(words)?;
+    pub fn run_ok(&self, program: &str, arguments: &[&str]) -> Result<String, Error> {
+        let output = self.run(program, arguments)?;
         let stdout = String::from_utf8_lossy(&output.stdout);
         if !output.status.success() {
             let stderr = String::from_utf8_lossy(&output.stderr);
             return Err(Error::failed(
-                format!("run '{}' in {self}", words.join(" ")),
+                format!("run '{program} {}' in {self}", arguments.join(" ")),
                 format!("{}\n{stdout}{stderr}", output.status),
             ));
         }

@@ -266,7 +266,7 @@ pub enum ErrorCode {
     RateLimited,
     /// Every session slot is taken.
     Busy,
-    /// The start frame was not complete in time.
+    /// The start frame, or what has to be found out before anything is started, was not complete in time.
     Timeout,
     /// Not a frame, or not one that may come now.
     BadFrame,

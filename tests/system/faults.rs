@@ -452,12 +452,14 @@ impl Drop for Monitor {
 
 /// Freezes PID 1 between its last word on who the peer is and its hearing of the unit: the supervisor runs in short
 /// slices until it registers for the unit's signals. `None` when a slice was too long for that.
-fn freeze_manager_before_it_hears_of_the_unit(fixture: &Fixture, peer: &Peer, words: &[&str]) -> Option<Frozen> {
+fn freeze_manager_before_it_hears_of_the_unit(fixture: &Fixture, words: &[&str]) -> Option<(Frozen, Peer)> {
     let supervisor = outside_pid(&fixture.host, &fixture.supervisor_pid());
     let monitor = Monitor::start(fixture, &["AddMatch", "StartTransientUnit"]);
     let dir = fixture.standin.open(WORKSPACE).unwrap();
+    let peer = fixture.standin.peer().unwrap();
+    // Well before the five seconds of a handshake are over.
+    let deadline = Instant::now() + Duration::from_secs(3);
     peer.start_in(&dir, RUNTIME, words).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(4);
     while Instant::now() < deadline {
         let slice = Instant::now() + Duration::from_micros(100);
         while Instant::now() < slice {
@@ -472,9 +474,13 @@ fn freeze_manager_before_it_hears_of_the_unit(fixture: &Fixture, peer: &Peer, wo
             registers |= line.contains("JobRemoved") && line.contains("opencode-pty-");
         }
         if registers {
+            // Its last question is ahead of this one in PID 1's queue, and may still be unanswered on a busy machine.
+            fixture.root(
+                "busctl --quiet call org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.DBus.Peer Ping",
+            );
             let frozen = Frozen::manager(fixture);
             drop(still);
-            return Some(frozen);
+            return Some((frozen, peer));
         }
     }
     None
@@ -492,11 +498,10 @@ fn t15_a_start_that_a_frozen_manager_carries_out_later_runs_nothing() {
         let counting = Counting::start(&fixture, 1);
         let mut patient = fixture.start(&["cat"]);
         let mut ending = gated(&fixture, &gate);
-        let mut peer = fixture.standin.peer().unwrap();
-        let Some(frozen) =
-            freeze_manager_before_it_hears_of_the_unit(&fixture, &peer, &["touch", &format!("{scratch}/ran")])
+        let Some((frozen, mut peer)) =
+            freeze_manager_before_it_hears_of_the_unit(&fixture, &["touch", &format!("{scratch}/ran")])
         else {
-            drop((peer, patient));
+            drop(patient);
             fixture.root(&format!("touch {gate}"));
             ending.read_to_end();
             fixture.root(&format!("rm -f {scratch}/*"));

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use command_fds::{CommandFdExt, FdMapping};
 use opencode_pty::frame::words::encode_word;
+use opencode_pty::frame::{Header, Kind};
 use rustix::fs::{Mode, OFlags};
 
 use crate::descriptors;
@@ -548,6 +549,19 @@ fn wait(child: &mut Child) -> io::Result<ExitStatus> {
     child.wait()
 }
 
+/// Whether a session's record is among these frames: then a client hangs up, and so does a probe.
+fn has_exit(mut bytes: &[u8]) -> bool {
+    while let Some((header, rest)) = bytes.split_first_chunk() {
+        let Ok(header) = Header::decode(header) else { return false };
+        let Some(behind) = rest.get(header.payload_len()..) else { return false };
+        if header.kind() == Kind::Exit {
+            return true;
+        }
+        bytes = behind;
+    }
+    false
+}
+
 /// Connects as this process and tells what the supervisor does, in one line: `refused REASON`, `closed`, `answered
 /// BYTES` or `silent`. With words, it sends a start frame for the present directory first.
 pub fn probe(supervisor: &Path, words: &[&str]) -> io::Result<String> {
@@ -567,6 +581,9 @@ pub fn probe(supervisor: &Path, words: &[&str]) -> io::Result<String> {
         match descriptors::receive(peer.socket(), &mut buffer, deadline) {
             Ok(received) if received.len > 0 => {
                 bytes.extend_from_slice(buffer.get(..received.len).unwrap_or_default());
+                if has_exit(&bytes) {
+                    return Ok(format!("answered {}", bytes.escape_ascii()));
+                }
             }
             Err(error) if error.kind() == ErrorKind::TimedOut && bytes.is_empty() => return Ok("silent".into()),
             Err(error) if error.kind() != ErrorKind::ConnectionReset && error.kind() != ErrorKind::TimedOut => {

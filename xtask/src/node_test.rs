@@ -7,10 +7,12 @@ mod opencode;
 mod runtimes;
 mod table;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -24,9 +26,10 @@ use crate::args::Args;
 const USAGE: &str = "\
 Usage: cargo xtask node-test [--runs N] [--runtime NAME,NAME…] [--only TEXT] [--suite bookworm|trixie] [--write]
 
-  Gets the exact runtimes of tests/node/runtimes.lock from the package registry, builds the single executable, boots a host,
-  and runs tests/node/smoke as the main process of opencode-v2.service; kills it there at each stage; and runs it against a
-  supervisor of its own. Drives the published OpenCode with the plugin. Prints a table of scenario × runtime, which is also in target/node-test/table.md.
+  Gets the exact runtimes of tests/node/runtimes.lock from the package registry, builds the single executable, boots two hosts
+  (a runtime at a time on each), and runs tests/node/smoke as the main process of opencode-v2.service; kills it there at each
+  stage; and runs it against a supervisor of its own. Drives the published OpenCode with the plugin. Prints a table of scenario
+  × runtime, which is also in target/node-test/table.md.
 
   --runs     how often everything is run (default 1). With 2 or more the private supervisor gets all scenarios, not a few
   --runtime  which of sea, node26, node20, bun, opencode (default all)
@@ -37,6 +40,8 @@ Usage: cargo xtask node-test [--runs N] [--runtime NAME,NAME…] [--only TEXT] [
 Exit 0 if nothing failed.
 ";
 
+/// How many hosts there are. Chosen: what is tried waits for limits of time more than it computes.
+const HOSTS: usize = 2;
 /// Where everything is on the host. The account's own; no folder from which plugins load by themselves.
 const HOME: &str = "/home/byk/node";
 /// How long one run of all scenarios may take. Chosen: half a minute is usual.
@@ -98,31 +103,54 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
     fs::create_dir_all(&work).map_err(|error| format!("cannot make {}: {error}", work.display()))?;
     let mut progress = |line: &str| eprintln!("{line}");
     let mut runtimes = runtimes::get(chosen.as_ref(), &work, &mut progress)?;
-    let count = runtimes.len();
     let mut missing = None;
     if chosen.as_ref().is_none_or(|chosen| chosen.contains(opencode::NAME)) {
         let (opencode, why) = opencode::get(&mut progress);
         runtimes.push(opencode);
         missing = why;
     }
+    let driver = runtimes::get(Some(&BTreeSet::from(["node26"])), &work, &mut progress)?;
+    let driver = driver.first().ok_or_else(|| "there is no node26".to_owned())?;
 
-    let mut smoke = Smoke::prepare(suite, runs, only)?;
-    let mut table = Table::new(&runtimes);
-    for runtime in runtimes.iter().take(count) {
-        smoke.run_all(runtime, &mut table)?;
-    }
-    if let Some(runtime) = runtimes.get(count) {
-        if let Some(why) = missing {
-            table.add("OpenCode: all of it", runtime, Outcome::Skipped(why));
-        } else {
-            let node = runtimes::get(Some(&BTreeSet::from(["node26"])), &work, &mut progress)?;
-            let node = node.first().ok_or_else(|| "there is no node26".to_owned())?;
-            for _ in 0..runs {
-                opencode::run(&smoke, runtime, node, &mut table)?;
+    // Every column on one of the hosts, whichever is free.
+    let next = AtomicUsize::new(0);
+    let (product, standin) = (host::build_product()?, host::build_standin()?);
+    let on_a_host = |index: usize| -> Result<_, Failure> {
+        let mut smoke = Smoke::prepare(suite, index, (&product, &standin), runs, only.clone())?;
+        let mut columns = Vec::new();
+        while let Some(runtime) = runtimes.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let mut column = Table::new(&runtimes);
+            match &missing {
+                Some(why) if runtime.name == opencode::NAME => {
+                    column.add("OpenCode: all of it", runtime, Outcome::Skipped(why.clone()));
+                }
+                _ => smoke.run_all(runtime, driver, &mut column)?,
             }
+            columns.push((runtime.name, column));
+        }
+        let descriptors = smoke.supervisor_is_as_before()?;
+        if descriptors.is_some() || columns.iter().any(|(_, column)| column.counts().failed > 0) {
+            smoke.keep_journal(&work)?;
+        }
+        Ok((columns, descriptors))
+    };
+    let hosts: Vec<_> = thread::scope(|scope| {
+        let running: Vec<_> =
+            (0..HOSTS.min(runtimes.len())).map(|index| scope.spawn(move || on_a_host(index))).collect();
+        running
+            .into_iter()
+            .map(|host| host.join().unwrap_or_else(|_| Err(Failure::Failed("a host's thread panicked".to_owned()))))
+            .collect::<Result<_, Failure>>()
+    })?;
+    let mut table = Table::new(&runtimes);
+    let (columns, descriptors): (Vec<_>, Vec<_>) = hosts.into_iter().unzip();
+    let mut columns: BTreeMap<_, _> = columns.into_iter().flatten().collect();
+    for runtime in &runtimes {
+        if let Some(column) = columns.remove(runtime.name) {
+            table.append(column);
         }
     }
-    let descriptors = smoke.supervisor_is_as_before()?;
+    let descriptors = descriptors.into_iter().flatten().next();
     let text = table.markdown();
     print!("{text}");
     let file = work.join("table.md");
@@ -138,11 +166,9 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
         counts.passed, counts.failed, counts.skipped
     );
     if let Some(difference) = descriptors {
-        smoke.keep_journal(&work)?;
         return Err(Failure::Failed(difference));
     }
     if counts.failed > 0 {
-        smoke.keep_journal(&work)?;
         return Err(Failure::Failed(format!("{} of {} failed", counts.failed, counts.passed + counts.failed)));
     }
     Ok(ExitCode::SUCCESS)
@@ -158,12 +184,17 @@ struct Smoke {
 }
 
 impl Smoke {
-    fn prepare(suite: Suite, runs: u32, only: Option<String>) -> Result<Self, Failure> {
-        let (product, standin) = (host::build_product()?, host::build_standin()?);
-        let name = format!("node-test-{suite}-{}", std::process::id());
+    fn prepare(
+        suite: Suite,
+        index: usize,
+        (product, standin): (&Path, &Path),
+        runs: u32,
+        only: Option<String>,
+    ) -> Result<Self, Failure> {
+        let name = format!("node-test-{suite}-{}-{index}", std::process::id());
         let host = Host::boot(&BootOptions { name, suite, ephemeral: true }, &mut |line| eprintln!("{line}"))?;
-        host::install(&host, &product)?;
-        host::install_standin(&host, &standin)?;
+        host::install(&host, product)?;
+        host::install_standin(&host, standin)?;
         host::copy_library(&host, "libatomic.so.1")?;
         host.sh_ok(&format!("mkdir -p {HOME}/results"))?;
         host::copy_tree(&host, &host::workspace().join("tests/node"), &format!("{HOME}/tests"))?;
@@ -171,9 +202,12 @@ impl Smoke {
         Ok(Self { host, runs, only, descriptors: None })
     }
 
-    /// Everything under one runtime.
-    fn run_all(&mut self, runtime: &Runtime, table: &mut Table) -> Result<(), Failure> {
-        eprintln!("{}", runtime.title);
+    /// Everything under one runtime; OpenCode is driven by a script that runs under `driver`.
+    fn run_all(&mut self, runtime: &Runtime, driver: &Runtime, table: &mut Table) -> Result<(), Failure> {
+        eprintln!("{}: {}", self.host, runtime.title);
+        if runtime.name == opencode::NAME {
+            return (0..self.runs).try_for_each(|_| opencode::run(self, runtime, driver, table));
+        }
         if runtime.name.starts_with("node") && self.only.is_none() {
             // Needs neither a host nor a supervisor.
             let tests = host::workspace().join("tests/node/plugin/tests/pure.test.js");
@@ -258,7 +292,7 @@ impl Smoke {
             if Instant::now() > deadline {
                 return Ok(Outcome::Failed(format!("still there: {left}")));
             }
-            std::thread::sleep(Duration::from_millis(50));
+            thread::sleep(Duration::from_millis(50));
         }
     }
 
@@ -337,14 +371,14 @@ impl Smoke {
             if Instant::now() > deadline {
                 return Ok(Some(format!("the supervisor had open:\n{before}\nand has:\n{now}")));
             }
-            std::thread::sleep(Duration::from_millis(50));
+            thread::sleep(Duration::from_millis(50));
         }
     }
 
     fn keep_journal(&self, directory: &Path) -> Result<(), Failure> {
-        let file = directory.join("journal.txt");
+        let file = directory.join(format!("{}.journal.txt", self.host.name()));
         fs::write(&file, self.host.journal()?).map_err(|error| format!("cannot write {}: {error}", file.display()))?;
-        eprintln!("the host's journal is in {}", file.display());
+        eprintln!("{}: its journal is in {}", self.host, file.display());
         Ok(())
     }
 }

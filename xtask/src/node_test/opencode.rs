@@ -37,7 +37,6 @@ pub fn get(progress: &mut dyn FnMut(&str)) -> (Runtime, Option<String>) {
 
 /// Everything about it; `node` is the Node that the driver runs under.
 pub fn run(smoke: &Smoke, runtime: &Runtime, node: &Runtime, table: &mut Table) -> Result<(), Failure> {
-    eprintln!("{}", runtime.title);
     let (program, driver) = (format!("{HOME}/bin/{NAME}"), format!("{HOME}/bin/driver"));
     host::copy_program(&smoke.host, &runtime.program, &program)?;
     host::copy_program(&smoke.host, &node.program, &driver)?;

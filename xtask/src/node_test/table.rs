@@ -64,6 +64,23 @@ impl Table {
         }
     }
 
+    /// Adds what is in another one.
+    pub fn append(&mut self, other: Self) {
+        for (scenario, cells) in other.rows {
+            match self.rows.iter_mut().find(|(name, _)| *name == scenario) {
+                Some((_, known)) => {
+                    for (runtime, cell) in cells {
+                        let sum = known.entry(runtime).or_default();
+                        sum.passed += cell.passed;
+                        sum.failed += cell.failed;
+                        sum.skipped += cell.skipped;
+                    }
+                }
+                None => self.rows.push((scenario, cells)),
+            }
+        }
+    }
+
     /// All outcomes.
     pub fn counts(&self) -> Counts {
         let mut sum = Counts::default();

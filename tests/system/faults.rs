@@ -134,7 +134,7 @@ count = 0
 while not os.path.exists(sys.argv[1]):
     count += 1
     print(count, flush=True)
-    time.sleep(0.0002)
+    time.sleep(0.001)
 sys.exit(7)
 ";
 
@@ -184,7 +184,7 @@ impl Counting {
 
 /// A session that says `ready` and ends with 19 as soon as `gate` exists; nothing but its file system is needed.
 fn gated(fixture: &Fixture, gate: &str) -> Session {
-    let mut session = fixture.start_sh(&format!("echo ready; while [ ! -e {gate} ]; do sleep 0.01; done; exit 19"));
+    let mut session = fixture.start_sh(&format!("echo ready; while [ ! -e {gate} ]; do sleep 0.03; done; exit 19"));
     session.line("ready");
     session
 }

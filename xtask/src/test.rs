@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Instant;
 
 use support::host::{self, BootOptions, Host, Suite};
+use support::vm;
 
 pub use self::run::Counts;
 use self::run::Ran;
@@ -22,18 +23,19 @@ const USAGE: &str = "\
 Usage: cargo xtask test [--only STAGE,STAGE…]
 
   check     cargo xtask check
+  build     what the hosts get: the product as it ships, the stand-in server, the system tests
   unit      unit, property, protocol and corpus tests: cargo test --workspace
   user      the same binaries as an ordinary user
   readiness the readiness verifier in directory roots of its own, under dash and busybox
   manuals   man pages in mandoc and groff; completions in bash, zsh and fish
   hosts     the test hosts themselves: apart from each other, and gone when they should be
-  build     what the hosts get: the product as it ships, the stand-in server, the system tests
   trixie    tests/system on a host with systemd 257
   bookworm  tests/system on a host with systemd 252
   backports attacks and threats of tests/system on a host with systemd 254 and another account
   rehearsal cargo xtask dist, and the pages on installation, acceptance and cutover followed on both
-  node      cargo xtask node-test
   it        the built binary against the fake manager
+  image     what a virtual machine is made of: its disk, kernel, initrd and emulator
+  node      cargo xtask node-test
   soak      cargo xtask soak for two minutes
   bench     cargo xtask bench --smoke: every figure can be measured; says nothing of time
   demo      cargo xtask demo, with a command and as a tour
@@ -54,20 +56,30 @@ const LINES_SHOWN: usize = 60;
 
 type Run = fn(&Context) -> Ran;
 
-/// The stages in their order; those of one row run at the same time.
-const STAGES: &[&[(&str, Run)]] = &[
-    &[("check", check)],
-    &[("unit", unit)],
-    &[("user", user), ("readiness", readiness), ("manuals", manuals), ("hosts", hosts), ("build", build)],
+/// Stages one after the other.
+type Lane = &'static [(&'static str, Run)];
+
+/// The stages in rows, which follow each other. The lanes of a row run at the same time: what of two processors one of them
+/// leaves, as it waits for a linker, a download or a limit of time to pass, another takes.
+const ROWS: &[&[Lane]] = &[
+    // What the hosts get is built into a directory of its own; cargo builds into two at a time.
+    &[&[("check", check), ("unit", unit)], &[("build", build)]],
+    &[&[("user", user)], &[("readiness", readiness), ("manuals", manuals)], &[("hosts", hosts)]],
     &[
-        ("trixie", |context| system(context, Suite::Trixie, &[])),
-        ("bookworm", |context| system(context, Suite::Bookworm, &[])),
+        &[("trixie", |context| system(context, Suite::Trixie, &[]))],
+        &[("bookworm", |context| system(context, Suite::Bookworm, &[]))],
     ],
-    &[("backports", |context| system(context, Suite::Backports, &threats(&context.root))), ("rehearsal", rehearsal)],
-    // Two of them wait for limits of time to pass, and leave half of two processors.
-    &[("node", node), ("it", it), ("soak", soak), ("bench", bench)],
-    &[("demo", demo)],
-    &[("vm", vm)],
+    &[
+        &[("rehearsal", rehearsal)],
+        &[
+            ("backports", |context| system(context, Suite::Backports, &threats(&context.root))),
+            ("it", it),
+            ("image", image),
+        ],
+    ],
+    &[&[("node", node)], &[("soak", soak), ("bench", bench)]],
+    &[&[("demo", demo)]],
+    &[&[("vm", vm)]],
 ];
 
 /// What the stages share.
@@ -113,7 +125,7 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
     let only: Option<Vec<String>> = args.option("--only")?.map(|names| names.split(',').map(str::to_owned).collect());
     args.finish(0)?;
     for name in only.iter().flatten() {
-        if !STAGES.iter().copied().flatten().any(|(known, _)| known == name) {
+        if !ROWS.iter().copied().flatten().copied().flatten().any(|(known, _)| known == name) {
             return Err(Failure::Usage(format!("no such stage '{name}'\n{USAGE}")));
         }
     }
@@ -123,10 +135,9 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
     fs::create_dir_all(&context.logs).map_err(|error| format!("cannot make {}: {error}", context.logs.display()))?;
 
     let mut total = Counts::default();
-    for group in STAGES {
-        let chosen = |name: &str| only.as_ref().is_none_or(|only| only.iter().any(|chosen| chosen == name));
-        let stages: Vec<(&str, Run)> = group.iter().copied().filter(|(name, _)| chosen(name)).collect();
-        for counts in run_together(&context, &stages)? {
+    let chosen = |name: &str| only.as_ref().is_none_or(|only| only.iter().any(|chosen| chosen == name));
+    for row in ROWS {
+        for counts in run_row(&context, row, &chosen)? {
             total += counts;
         }
     }
@@ -134,23 +145,23 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
     if total.failed > 0 { Err(Failure::Failed(String::new())) } else { Ok(ExitCode::SUCCESS) }
 }
 
-/// Runs stages at the same time, and prints a line for each when it is done.
-fn run_together(context: &Context, stages: &[(&'static str, Run)]) -> Result<Vec<Counts>, Failure> {
+/// Runs the chosen stages of a row, and prints a line for each when it is done. Gives back what each lane adds to the sum.
+fn run_row(context: &Context, row: &[Lane], chosen: &(dyn Fn(&str) -> bool + Sync)) -> Result<Vec<Counts>, Failure> {
+    let run_lane = |lane: Lane| {
+        let mut sum = Counts::default();
+        for (name, run) in lane.iter().filter(|(name, _)| chosen(name)) {
+            eprintln!("       {name} …");
+            let started = Instant::now();
+            let ran = run(context);
+            sum += report(context, name, &ran, started);
+        }
+        sum
+    };
     thread::scope(|scope| {
-        let running: Vec<_> = stages
-            .iter()
-            .map(|&(name, run)| {
-                scope.spawn(move || {
-                    eprintln!("       {name} …");
-                    let started = Instant::now();
-                    let ran = run(context);
-                    report(context, name, &ran, started)
-                })
-            })
-            .collect();
+        let running: Vec<_> = row.iter().map(|&lane| scope.spawn(move || run_lane(lane))).collect();
         running
             .into_iter()
-            .map(|stage| stage.join().map_err(|_| Failure::Failed("a stage panicked".to_owned())))
+            .map(|lane| lane.join().map_err(|_| Failure::Failed("a stage panicked".to_owned())))
             .collect()
     })
 }
@@ -344,6 +355,11 @@ fn bench(context: &Context) -> Ran {
 
 fn node(context: &Context) -> Ran {
     run_own(context, &["node-test"], &context.log("node")).with_tests()
+}
+
+fn image(_: &Context) -> Ran {
+    vm::prepare(&mut |line| eprintln!("       image: {line}"))
+        .map_or_else(|error| Ran::fault(error.to_string()), |()| Ran::default())
 }
 
 fn vm(context: &Context) -> Ran {

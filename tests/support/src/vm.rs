@@ -111,6 +111,15 @@ pub struct Vm {
     child: Option<Child>,
 }
 
+/// Sees to it that what a VM is made of is in the cache, and the tools it needs installed.
+///
+/// # Errors
+/// A package can't be had, or the image can't be built.
+pub fn prepare(progress: &mut dyn FnMut(&str)) -> Result<(), Error> {
+    image::image(progress)?;
+    image::emulator(progress).map(drop)
+}
+
 impl Vm {
     /// Boots a VM and waits until its agent answers and its systemd says that it is up.
     ///
@@ -121,8 +130,7 @@ impl Vm {
         if Self::attach(name).is_ok() {
             return Err(Error::failed("boot a VM", format!("a VM '{name}' is up already")));
         }
-        let image = image::image(progress)?;
-        let emulator = image::emulator(progress)?;
+        let (image, emulator) = (image::image(progress)?, image::emulator(progress)?);
         let directory = state_dir(name);
         // What a VM that has ended left behind.
         let _ = fs::remove_dir_all(&directory);

@@ -6,12 +6,12 @@ use opencode_pty::frame::message::{ErrorCode, Exit};
 use support::host::WORKSPACE;
 use support::peer::Frame;
 
+pub use support::host::SUPERVISOR;
+
 use crate::fixture::{Fixture, SOON, Session, wait_until};
 
 /// The sessions' slice.
 pub const SLICE: &str = "opencode-pty.slice";
-/// The supervisor's unit.
-pub const SUPERVISOR: &str = "opencode-pty-supervisor.service";
 
 /// The number behind a word in a file of a unit's control group.
 pub fn count(fixture: &Fixture, unit: &str, file: &str, word: &str) -> u64 {

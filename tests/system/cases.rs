@@ -107,8 +107,7 @@ fn c25_sessions_that_failed_block_no_later_one_and_stay_in_no_list() {
         });
         assert_eq!(fixture.root("systemctl list-units --failed --plain --no-legend 'opencode-pty-*'"), "");
         if round == 0 {
-            fixture.root(&format!("systemctl restart {SUPERVISOR}"));
-            fixture.restart_what_ended();
+            fixture.restart_supervisor();
         }
     }
     let journal = fixture.root(&format!("journalctl --no-pager -o cat -u {SUPERVISOR}"));
@@ -271,10 +270,10 @@ sysread(STDIN, my $key, 1);
     }
     // No process of it has another terminal: script(1) has none at all, the rest the session's.
     let own = said.split_whitespace().nth(1).unwrap();
-    let terminals = fixture.root(&format!(
-        "for pid in $(cat $(find /sys/fs/cgroup -type d -name {})/cgroup.procs); do ps -o tty= -p $pid; done | sort -u",
-        session.unit
-    ));
+    let processes = fixture.processes(&session.unit);
+    let pids: Vec<&str> = processes.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert!(pids.len() >= 2, "script(1) and perl: {processes}");
+    let terminals = fixture.host.run_ok("ps", &["-o", "tty=", "-p", &pids.join(",")]).unwrap();
     let known = ["?", own.trim_start_matches("/dev/")];
     assert!(terminals.lines().all(|terminal| known.contains(&terminal.trim())), "{terminals}, own {own}");
     session.stop_and_read();

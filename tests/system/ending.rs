@@ -529,7 +529,7 @@ fn a_stop_of_the_supervisors_unit_leaves_nothing() {
     assert!(begun.elapsed() < Duration::from_secs(15), "it took {:?}", begun.elapsed());
     fixture.assert_gone(&session.unit);
     assert_dead(&fixture, &pids);
-    assert_eq!(fixture.property("opencode-pty-supervisor.service", "Result"), "success");
+    assert_eq!(fixture.property(crate::outside::SUPERVISOR, "Result"), "success");
     drop(session);
     fixture.restart_what_ended();
 }

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use opencode_pty::frame::message::Exit;
-use support::host::Host;
+use support::host::{Host, SERVER, SUPERVISOR};
 use support::peer::{Peer, Transcript};
 use support::standin::{CONTROL_PATH, Standin};
 
@@ -26,7 +26,7 @@ pub const RUNTIME: u32 = 120;
 /// Sessions the supervisor has places for.
 pub const PLACES: usize = 16;
 /// What runs whenever a test begins, and when it ends.
-const SERVICES: [&str; 2] = ["opencode-pty-supervisor.service", "opencode-v2.service"];
+const SERVICES: [&str; 2] = [SUPERVISOR, SERVER];
 /// Between two looks at something that sends no event to here.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -56,6 +56,12 @@ impl Fixture {
     pub fn restart_what_ended(&mut self) {
         support::host::start(&self.host).unwrap();
         self.standin = standin_of(&self.host);
+    }
+
+    /// The supervisor started anew, as after a change of its unit, and the server with it.
+    pub fn restart_supervisor(&mut self) {
+        self.systemctl(&["restart", SUPERVISOR]);
+        self.restart_what_ended();
     }
 
     // ---- sessions -------------------------------------------------------------------------------------------
@@ -215,7 +221,7 @@ impl Fixture {
 
     /// The process that listens.
     pub fn supervisor_pid(&self) -> String {
-        self.property("opencode-pty-supervisor.service", "MainPID")
+        self.property(SUPERVISOR, "MainPID")
     }
 
     /// Whether the last session was held by scopes (Landlock ABI 6).
@@ -306,7 +312,7 @@ struct Units(Vec<(String, String)>);
 
 impl Units {
     fn on(host: &Host) -> Self {
-        let words = ["show", "--property=Id,ActiveState", "opencode-pty-*.service", "opencode-v2.service"];
+        let words = ["show", "--property=Id,ActiveState", "opencode-pty-*.service", SERVER];
         let shown = host.run_ok("systemctl", &words).unwrap();
         let value = |unit: &str, key: &str| {
             unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('=')).unwrap_or_default().to_owned()

@@ -505,8 +505,7 @@ fn the_supervisor_makes_no_system_call_that_its_filter_refuses() {
     let _restart = RestartAtEnd::new(&fixture);
     // From here on a refusal is not an error number that somebody may overlook.
     let _drop_in = DropIn::new(&fixture, SUPERVISOR, "[Service]\nSystemCallErrorNumber=kill");
-    fixture.root(&format!("systemctl restart {SUPERVISOR}"));
-    fixture.restart_what_ended();
+    fixture.restart_supervisor();
     // That would be seen: the same filter, and a call in it.
     let control = fixture.root(
         "systemd-run --quiet --wait --collect -p SystemCallFilter=~@resources -p SystemCallErrorNumber=kill nice true; echo $?",

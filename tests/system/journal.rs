@@ -13,7 +13,7 @@ use support::standin::SUPERVISOR_PATH;
 
 use crate::account::{GID, NAME, WORKSPACE};
 use crate::fixture::{Fixture, RUNTIME, SOON, Session, wait_until};
-use crate::outside::{DropIn, RestartAtEnd, SUPERVISOR};
+use crate::outside::{DropIn, RestartAtEnd, SERVER, SUPERVISOR};
 
 /// A record's fields, as `journalctl -o json` prints them.
 type Record = BTreeMap<String, Value>;
@@ -86,7 +86,7 @@ fn knock(fixture: &Fixture) {
 #[test]
 fn a_session_has_one_record_at_its_start_and_one_at_its_end() {
     let fixture = Fixture::new();
-    let server_invocation = fixture.property("opencode-v2.service", "InvocationID");
+    let server_invocation = fixture.property(SERVER, "InvocationID");
     let dir = fixture.scratch();
     let cwd = fixture.root(&format!("stat --format='%d %i' {dir}"));
     let directory = fixture.standin.open(&dir).unwrap();
@@ -287,8 +287,7 @@ fn the_watchdog_is_fed_while_the_loop_turns_and_a_supervisor_that_hangs_is_repla
     assert_eq!(fixture.property(SUPERVISOR, "WatchdogUSec"), "1min");
     let _restart = RestartAtEnd::new(&fixture);
     let _drop_in = DropIn::new(&fixture, SUPERVISOR, "[Service]\nWatchdogSec=5");
-    fixture.root(&format!("systemctl restart {SUPERVISOR}"));
-    fixture.restart_what_ended();
+    fixture.restart_supervisor();
     let (pid, restarts) = (fixture.supervisor_pid(), fixture.property(SUPERVISOR, "NRestarts"));
 
     // An idle one feeds it, again and again: three times is longer than the watchdog would have waited for one.

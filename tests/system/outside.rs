@@ -11,14 +11,11 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use support::host::{Host, STANDIN_PATH};
+pub use support::host::{SERVER, SUPERVISOR};
 
 use crate::account::NAME;
 use crate::fixture::{Fixture, SOON, wait_until};
 
-/// The supervisor's unit.
-pub const SUPERVISOR: &str = "opencode-pty-supervisor.service";
-/// The server's unit.
-pub const SERVER: &str = "opencode-v2.service";
 /// The program that connects and says what the supervisor did.
 pub const PROBE: &str = STANDIN_PATH;
 
@@ -182,8 +179,7 @@ impl Naive {
         let restart = RestartAtEnd::new(&fixture);
         let lines = format!("[Service]\nExecStart=\nExecStart={program} --account {NAME} --launcher {NAIVE_PATH}");
         let drop_in = DropIn::new(&fixture, SUPERVISOR, &lines);
-        fixture.systemctl(&["restart", SUPERVISOR]);
-        fixture.restart_what_ended();
+        fixture.restart_supervisor();
         Self { _drop_in: drop_in, _restart: restart, fixture }
     }
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::account::{GID, HOME, NAME, UID};
 use crate::fixture::{Fixture, SOON, wait_until};
-use crate::outside::{DropIn, SUPERVISOR};
+use crate::outside::{DropIn, SERVER, SUPERVISOR};
 
 /// The program, as an operator calls it.
 const PROGRAM: &str = "/usr/local/sbin/opencode-pty";
@@ -365,7 +365,7 @@ fn a_server_that_anybody_could_read_or_speak_for_is_red() {
     let planted = Planted::new(&fixture, &format!("chmod 0640 {file}"), &format!("chmod 0600 {file}"));
     selftest(&fixture, &[]).assert_red("environment-files", "mode 0640");
     drop(planted);
-    let _planted = DropIn::new(&fixture, "opencode-v2.service", "[Service]\nNotifyAccess=all");
+    let _planted = DropIn::new(&fixture, SERVER, "[Service]\nNotifyAccess=all");
     let report = selftest(&fixture, &[]);
     assert_eq!(report.with("failed"), ["unit-server", "server"], "{}", report.whole);
     assert!(report.reason("server").contains("NotifyAccess is all"), "{}", report.whole);

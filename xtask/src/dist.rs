@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, SystemTime};
 
-use support::host::{target, workspace};
+use support::host::{SERVER, SUPERVISOR, target, workspace};
 use support::readiness;
 use support::units::{Account, render as render_unit};
 
@@ -37,7 +37,7 @@ Usage: cargo xtask source-hash [--repository DIR] [--allow-dirty]
 Prints the source manifest hash of HEAD. docs/install.md has the same in standard tools.
 ";
 
-const UNITS: [&str; 3] = ["opencode-pty-supervisor.service", "opencode-pty.slice", "opencode-v2.service"];
+const UNITS: [&str; 3] = [SUPERVISOR, "opencode-pty.slice", SERVER];
 
 /// What is installed below /usr/local/share, and where: files that one pattern names, `*` being what it keeps.
 const SHARED: [(&str, &str); 5] = [

@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use support::host::{self, BootOptions, Host, Suite, WORKSPACE};
+use support::host::{self, BootOptions, Host, SERVER, SUPERVISOR, Suite, WORKSPACE};
 
 use self::runtimes::Runtime;
 use self::table::{Outcome, Table};
@@ -58,11 +58,7 @@ struct Place {
 }
 
 /// As installed.
-const INSTALLED: Place = Place {
-    supervisor: "opencode-pty-supervisor.service",
-    server: "opencode-v2.service",
-    socket: "/run/opencode-pty/supervisor.sock",
-};
+const INSTALLED: Place = Place { supervisor: SUPERVISOR, server: SERVER, socket: "/run/opencode-pty/supervisor.sock" };
 
 /// A second one beside it, of the test's own.
 const PRIVATE: Place = Place {

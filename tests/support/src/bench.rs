@@ -25,7 +25,7 @@ use smol::stream::StreamExt;
 use zbus::zvariant::{OwnedObjectPath, Value};
 
 use crate::descriptors;
-use crate::host::WORKSPACE;
+use crate::host::{SERVER, SUPERVISOR, WORKSPACE};
 use crate::standin::{Paths, connect, open_directory, with_descriptors};
 
 /// The account's uid and gid on a host.
@@ -511,8 +511,8 @@ async fn bare_unit(list: &str, argv: &[&str]) -> io::Result<Vec<String>> {
     let description = Description {
         launcher: program,
         slice: "opencode-pty.slice",
-        supervisor_unit: "opencode-pty-supervisor.service",
-        server_unit: "opencode-v2.service",
+        supervisor_unit: SUPERVISOR,
+        server_unit: SERVER,
         user: "byk",
         uid: ACCOUNT.0,
         gid: ACCOUNT.1,

@@ -33,6 +33,11 @@ pub use install::{
 };
 pub use root::{cache, install_missing, install_readers, install_tools};
 
+/// The supervisor's unit.
+pub const SUPERVISOR: &str = "opencode-pty-supervisor.service";
+/// The server's.
+pub const SERVER: &str = "opencode-v2.service";
+
 /// Where each host that is up has a directory, made and removed by `keep.sh`.
 const STATES: &str = "/run/opencode-pty-hosts";
 

@@ -133,6 +133,7 @@ mod tests {
     use super::*;
     use opencode_pty::systemd::unit::{Description, properties};
     use std::os::fd::AsFd;
+    use support::host::{SERVER, SUPERVISOR};
 
     /// A property that sessions get later is one that systemd-run must get here.
     #[test]
@@ -141,8 +142,8 @@ mod tests {
         let description = Description {
             launcher: "/L",
             slice: "opencode-pty.slice",
-            supervisor_unit: "opencode-pty-supervisor.service",
-            server_unit: "opencode-v2.service",
+            supervisor_unit: SUPERVISOR,
+            server_unit: SERVER,
             user: "byk",
             uid: 1000,
             gid: 1000,

@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::Path;
 use std::process::Command;
 
-use super::{Error, Host, workspace};
+use super::{Error, Host, SERVER, SUPERVISOR, workspace};
 use crate::units::render;
 
 /// The password in the server's environment on a host. Whoever reads it in a session has found a hole.
@@ -33,7 +33,7 @@ pub fn install(host: &Host, binary: &Path) -> Result<(), Error> {
         ln -f {program} {libexec}/opencode-pty-client
         ln -sf {program} /usr/local/sbin/opencode-pty"
     ))?;
-    for unit in ["opencode-pty-supervisor.service", "opencode-pty.slice"] {
+    for unit in [SUPERVISOR, "opencode-pty.slice"] {
         install_unit(host, unit)?;
     }
     host.sh_ok("systemctl daemon-reload").map(drop)
@@ -61,7 +61,7 @@ pub fn install_standin(host: &Host, binary: &Path) -> Result<(), Error> {
     )?;
     write(host, &format!("{home}/.opencode/env"), 0o600, &format!("OPENCODE_CANARY={ENVIRONMENT_CANARY}\n"))?;
     write(host, &format!("{pilot}/server.env"), 0o600, &format!("OPENCODE_PASSWORD={PASSWORD_CANARY}\n"))?;
-    install_unit(host, "opencode-v2.service")?;
+    install_unit(host, SERVER)?;
     write(
         host,
         "/etc/systemd/system/opencode-v2.service.d/10-test-host.conf",
@@ -79,7 +79,7 @@ pub fn install_standin(host: &Host, binary: &Path) -> Result<(), Error> {
 
 /// Starts the supervisor and then the server, as an operator would.
 pub fn start(host: &Host) -> Result<(), Error> {
-    for unit in ["opencode-pty-supervisor.service", "opencode-v2.service"] {
+    for unit in [SUPERVISOR, SERVER] {
         if let Err(error) = host.sh_ok(&format!("systemctl start {unit}")) {
             let journal = host.sh(&format!("journalctl --no-pager --lines=20 --unit={unit}"))?;
             return Err(error.and_detail(&String::from_utf8_lossy(&journal.stdout)));

@@ -18,6 +18,10 @@ const SOON: Duration = Duration::from_mins(5);
 const COMMANDS: [&str; 3] =
     ["exec /bin/bash -i", "trap '' TERM HUP INT; (setsid sleep 1000 &); while :; do sleep 1000; done", "exec yes"];
 
+/// How long a reboot takes at the most where nothing is waited for. Chosen: ten seconds are usual. Who reads of a longer one wants
+/// to know what was.
+const USUAL_MAX: Duration = Duration::from_secs(20);
+
 fn vm() -> Vm {
     Vm::attach(&std::env::var("OPENCODE_PTY_TEST_VM").expect("OPENCODE_PTY_TEST_VM names a VM that is up")).unwrap()
 }
@@ -100,6 +104,12 @@ fn a_reboot_with_live_sessions_is_not_held_up_by_them() {
 
     // What the journal of that boot says of each of them.
     let journal = vm.journal(-1).unwrap();
+    if time > USUAL_MAX {
+        let lines: Vec<&str> = journal.lines().collect();
+        let begin = lines.iter().position(|line| line.contains("going-down.service")).unwrap_or_default();
+        println!("{} s from the request on:\n{}", time.as_secs(), lines[begin..].join("\n"));
+        println!("the console:\n{}", console_since(&vm, console));
+    }
     let line = |text: &str| journal.lines().find(|line| line.contains(text)).unwrap_or_else(|| panic!("no '{text}'"));
     for unit in &units {
         let end =

@@ -231,7 +231,7 @@ async fn shake_hands(
     place: Handshake,
 ) -> Result<Admitted, Refusal> {
     let deadline = Instant::now() + HANDSHAKE_TIME;
-    let late = |message| move || Refusal::told(ErrorCode::Timeout, message, "");
+    let late = |message| Refusal::told(ErrorCode::Timeout, message, "");
 
     let peer = until(deadline, peer::identify(stream, cred, context))
         .await
@@ -242,16 +242,16 @@ async fn shake_hands(
         .reserve(&peer)
         .ok_or_else(|| Refusal::told(ErrorCode::Busy, "every session slot is taken", ""))?;
     let (start, directory) =
-        until(deadline, inbound.start()).await.ok_or_else(late("the start frame was not complete in time"))??;
+        until(deadline, inbound.start()).await.ok_or_else(|| late("the start frame was not complete in time"))??;
     let directory = until(deadline, check_directory(context, &start, directory))
         .await
-        .ok_or_else(late("the directory could not be examined in time"))??;
+        .ok_or_else(|| late("the directory could not be examined in time"))??;
     // The second look comes last. What a session registers at the bus is on its way meanwhile; its time is bounded, too.
     let (confirmed, session) = zip(until(deadline, peer.confirm(context)), Session::new(context)).await;
     let denied = match confirmed {
         Some(Ok(())) => None,
         Some(Err(denial)) => Some(denial.into()),
-        None => Some(late("the service manager did not say in time that the server is still the same")()),
+        None => Some(late("the service manager did not say in time that the server is still the same")),
     };
     let refusal = match (denied, session) {
         (None, Ok((session, theirs))) => {

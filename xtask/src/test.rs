@@ -31,10 +31,10 @@ Usage: cargo xtask test [--only STAGE,STAGE…]
   hosts     the test hosts themselves: apart from each other, and gone when they should be
   trixie    tests/system on a host with systemd 257
   bookworm  tests/system on a host with systemd 252
-  backports attacks and threats of tests/system on a host with systemd 254 and another account
-  rehearsal cargo xtask dist, and the pages on installation, acceptance and cutover followed on both
   it        the built binary against the fake manager
   image     what a virtual machine is made of: its disk, kernel, initrd and emulator
+  backports attacks and threats of tests/system on a host with systemd 254 and another account
+  rehearsal cargo xtask dist, and the pages on installation, acceptance and cutover followed on both
   node      cargo xtask node-test
   soak      cargo xtask soak for two minutes
   bench     cargo xtask bench --smoke: every figure can be measured; says nothing of time
@@ -68,14 +68,11 @@ const ROWS: &[&[Lane]] = &[
     &[
         &[("trixie", |context| system(context, Suite::Trixie, &[]))],
         &[("bookworm", |context| system(context, Suite::Bookworm, &[]))],
+        &[("it", it), ("image", image)],
     ],
     &[
+        &[("backports", |context| system(context, Suite::Backports, &threats(&context.root)))],
         &[("rehearsal", rehearsal)],
-        &[
-            ("backports", |context| system(context, Suite::Backports, &threats(&context.root))),
-            ("it", it),
-            ("image", image),
-        ],
     ],
     &[&[("node", node)], &[("soak", soak), ("bench", bench)]],
     &[&[("demo", demo)]],

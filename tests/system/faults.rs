@@ -680,6 +680,7 @@ fn a_bus_daemon_that_is_killed_costs_no_byte_and_invents_no_record() {
     assert_eq!(patient.stop_and_read().exit, Some(Exit::stopped()));
     counting.finish(&fixture);
     assert_eq!(fixture.supervisor_pid(), pid);
+    fixture.restart_logind();
     eprintln!(
         "ended while the bus was away: {}",
         records.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")

@@ -202,6 +202,12 @@ impl Fixture {
         self.host.run_ok("systemctl", words).unwrap()
     }
 
+    /// Gives the host its logind back, which does not come back to a new bus by itself: a reboot would ask for it twice, and
+    /// wait for 25 seconds each time.
+    pub fn restart_logind(&self) {
+        self.systemctl(&["try-restart", "systemd-logind.service"]);
+    }
+
     /// A unit's property as systemctl(1) shows it.
     pub fn property(&self, unit: &str, property: &str) -> String {
         self.systemctl(&["show", "--property", property, "--value", unit])

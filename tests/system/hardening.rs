@@ -476,6 +476,7 @@ fn lead_a_full_life(fixture: &Fixture) {
         fixture.wait_until_gone(&session.unit, SOON);
         assert_eq!(fixture.ask(&["echo", "again"]), "again", "{disturbance}");
     }
+    fixture.restart_logind();
 }
 
 /// Ends the supervisor with a session running; its unit must have ended well.

@@ -921,6 +921,7 @@ fn t16_a_session_that_ends_while_the_bus_is_away_is_told_truly_or_lost() {
         });
     }
     fixture.root("systemctl start dbus.socket dbus.service");
+    fixture.restart_logind();
 
     for session in &mut sessions {
         let exit = session.read_to_end().exit.unwrap();

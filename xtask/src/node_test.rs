@@ -105,8 +105,6 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
         runtimes.push(opencode);
         missing = why;
     }
-    let driver = runtimes::get(Some(&BTreeSet::from(["node26"])), &work, &mut progress)?;
-    let driver = driver.first().ok_or_else(|| "there is no node26".to_owned())?;
 
     // Every column on one of the hosts, whichever is free.
     let next = AtomicUsize::new(0);
@@ -120,7 +118,7 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
                 Some(why) if runtime.name == opencode::NAME => {
                     column.add("OpenCode: all of it", runtime, Outcome::Skipped(why.clone()));
                 }
-                _ => smoke.run_all(runtime, driver, &mut column)?,
+                _ => smoke.run_all(runtime, &mut column)?,
             }
             columns.push((runtime.name, column));
         }
@@ -198,11 +196,11 @@ impl Smoke {
         Ok(Self { host, runs, only, descriptors: None })
     }
 
-    /// Everything under one runtime; OpenCode is driven by a script that runs under `driver`.
-    fn run_all(&mut self, runtime: &Runtime, driver: &Runtime, table: &mut Table) -> Result<(), Failure> {
+    /// Everything under one runtime.
+    fn run_all(&mut self, runtime: &Runtime, table: &mut Table) -> Result<(), Failure> {
         eprintln!("{}: {}", self.host, runtime.title);
         if runtime.name == opencode::NAME {
-            return (0..self.runs).try_for_each(|_| opencode::run(self, runtime, driver, table));
+            return (0..self.runs).try_for_each(|_| opencode::run(self, runtime, table));
         }
         if runtime.name.starts_with("node") && self.only.is_none() {
             // Needs neither a host nor a supervisor.

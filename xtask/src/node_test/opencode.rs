@@ -35,11 +35,15 @@ pub fn get(progress: &mut dyn FnMut(&str)) -> (Runtime, Option<String>) {
     }
 }
 
-/// Everything about it; `node` is the Node that the driver runs under.
-pub fn run(smoke: &Smoke, runtime: &Runtime, node: &Runtime, table: &mut Table) -> Result<(), Failure> {
+/// The line of the lock file with the Node that the driver runs under.
+const DRIVERS_NODE: &str = "node26";
+
+/// Everything about it.
+pub fn run(smoke: &Smoke, runtime: &Runtime, table: &mut Table) -> Result<(), Failure> {
+    let (_, node) = runtimes::locked_program(DRIVERS_NODE, &mut |line| eprintln!("{line}"))?;
     let (program, driver) = (format!("{HOME}/bin/{NAME}"), format!("{HOME}/bin/driver"));
     host::copy_program(&smoke.host, &runtime.program, &program)?;
-    host::copy_program(&smoke.host, &node.program, &driver)?;
+    host::copy_program(&smoke.host, &node, &driver)?;
     let results = format!("{HOME}/results/{NAME}.jsonl");
     let plan = json!({
         "directory": format!("{HOME}/tests"),

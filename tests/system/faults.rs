@@ -660,6 +660,7 @@ fn a_bus_daemon_that_is_killed_costs_no_byte_and_invents_no_record() {
         let mut ends_during = gated(&fixture, &during);
         let mut ends_after = gated(&fixture, &after);
         let bus = fixture.property("dbus.service", "MainPID");
+        fixture.forget_starts_of_the_bus();
         fixture.root(&format!("kill -KILL {bus}; touch {during}"));
         let record = ends_during.read_to_end().exit.unwrap();
         assert!(record == Exit::lost() || record == exited(19), "{record}");

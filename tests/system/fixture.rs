@@ -27,6 +27,8 @@ pub const RUNTIME: u32 = 120;
 pub const PLACES: usize = 16;
 /// What runs whenever a test begins, and when it ends.
 const SERVICES: [&str; 2] = [SUPERVISOR, SERVER];
+/// The login manager, which is on the bus, too.
+const LOGIND: &str = "systemd-logind.service";
 /// Between two looks at something that sends no event to here.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -202,10 +204,17 @@ impl Fixture {
         self.host.run_ok("systemctl", words).unwrap()
     }
 
-    /// Gives the host its logind back, which does not come back to a new bus by itself: a reboot would ask for it twice, and
-    /// wait for 25 seconds each time.
+    /// Makes PID 1 forget how often it has started the bus and logind: from the sixth time in ten seconds on it would not, whoever
+    /// asks.
+    pub fn forget_starts_of_the_bus(&self) {
+        self.systemctl(&["reset-failed", "dbus.service", LOGIND]);
+    }
+
+    /// Gives the host its logind back after the bus was away. Under systemd 257 it does not come back to a new one by itself: a
+    /// reboot would ask for it twice, and wait for 25 seconds each time. (Under 252 it ends with the bus and is started again.)
     pub fn restart_logind(&self) {
-        self.systemctl(&["try-restart", "systemd-logind.service"]);
+        self.forget_starts_of_the_bus();
+        self.systemctl(&["try-restart", LOGIND]);
     }
 
     /// A unit's property as systemctl(1) shows it.
@@ -254,7 +263,7 @@ impl Fixture {
         stat.rsplit_once(") ").is_some_and(|(_, fields)| !fields.starts_with(['Z', 'X']))
     }
 
-    /// The command lines of a unit's processes, each after its pid.
+    /// The command lines of a unit's processes, a line each, after its pid.
     pub fn processes(&self, unit: &str) -> String {
         // The control group's own list would have the pids of the machine outside.
         let all = std::fs::read_dir(self.host.path("/proc")).unwrap();
@@ -264,7 +273,7 @@ impl Fixture {
             // What cannot be read is gone by now.
             let of = |file: &str| std::fs::read(self.host.path(format!("/proc/{pid}/{file}"))).unwrap_or_default();
             if String::from_utf8_lossy(&of("cgroup")).lines().any(|line| line.ends_with(&format!("/{unit}"))) {
-                lines.push(format!("{pid} {}", String::from_utf8_lossy(&of("cmdline")).replace('\0', " ")));
+                lines.push(format!("{pid} {}", String::from_utf8_lossy(&of("cmdline")).replace(['\0', '\n'], " ")));
             }
         }
         lines.join("\n")

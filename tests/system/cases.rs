@@ -270,9 +270,8 @@ sysread(STDIN, my $key, 1);
     }
     // No process of it has another terminal: script(1) has none at all, the rest the session's.
     let own = said.split_whitespace().nth(1).unwrap();
-    let processes = fixture.processes(&session.unit);
-    let pids: Vec<&str> = processes.lines().filter_map(|line| line.split(' ').next()).collect();
-    assert!(pids.len() >= 2, "script(1) and perl: {processes}");
+    let pids = fixture.pids(&session.unit);
+    assert!(pids.len() >= 2, "script(1) and perl: {pids:?}");
     let terminals = fixture.host.run_ok("ps", &["-o", "tty=", "-p", &pids.join(",")]).unwrap();
     let known = ["?", own.trim_start_matches("/dev/")];
     assert!(terminals.lines().all(|terminal| known.contains(&terminal.trim())), "{terminals}, own {own}");

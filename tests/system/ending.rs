@@ -10,6 +10,7 @@ use support::peer::{Frame, PeerError, Transcript, start_for};
 
 use crate::account::WORKSPACE;
 use crate::fixture::{Fixture, RUNTIME, SOON, Session, exited, side_by_side, wait_until};
+use crate::outside::SUPERVISOR;
 
 /// From a disconnect to the last trace, where TERM and HUP are obeyed or not. SPEC 3: KILL comes after 2 s.
 const GONE: Duration = Duration::from_secs(5);
@@ -529,7 +530,7 @@ fn a_stop_of_the_supervisors_unit_leaves_nothing() {
     assert!(begun.elapsed() < Duration::from_secs(15), "it took {:?}", begun.elapsed());
     fixture.assert_gone(&session.unit);
     assert_dead(&fixture, &pids);
-    assert_eq!(fixture.property(crate::outside::SUPERVISOR, "Result"), "success");
+    assert_eq!(fixture.property(SUPERVISOR, "Result"), "success");
     drop(session);
     fixture.restart_what_ended();
 }

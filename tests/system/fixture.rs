@@ -279,6 +279,11 @@ impl Fixture {
         lines.join("\n")
     }
 
+    /// The pids of a unit's processes.
+    pub fn pids(&self, unit: &str) -> Vec<String> {
+        self.processes(unit).lines().filter_map(|line| Some(line.split_once(' ')?.0.to_owned())).collect()
+    }
+
     /// Waits until one of a unit's processes has exactly this command line; gives its pid.
     pub fn wait_for_process(&self, unit: &str, command: &str) -> String {
         wait_until(&format!("'{command}' to run in {unit}"), SOON, || {

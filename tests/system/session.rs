@@ -231,8 +231,7 @@ fn no_process_of_a_session_has_a_variable_of_its_unit() {
     session.line("ready");
     fixture.wait_for_process(&session.unit, "sleep 100");
 
-    let pids: Vec<String> =
-        fixture.processes(&session.unit).lines().map(|line| line.split(' ').next().unwrap().to_owned()).collect();
+    let pids = fixture.pids(&session.unit);
     assert!(pids.len() >= 3, "script, sh, sleep: {}", fixture.processes(&session.unit));
     let wanted = ENVIRONMENT.map(filled);
     for pid in pids {

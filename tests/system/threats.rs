@@ -124,8 +124,7 @@ for pid in sys.argv[1:]:
 
 /// What a running session's processes hold, each with `own` in front unless it lies on somebody else's mount.
 fn held_by(fixture: &Fixture, session: &Session) -> String {
-    let processes = fixture.processes(&session.unit);
-    let pids: Vec<&str> = processes.lines().filter_map(|line| line.split(' ').next()).collect();
+    let pids = fixture.pids(&session.unit);
     assert!(!pids.is_empty());
     let mut command = fixture.host.command("/usr/bin/python3");
     text(&command.args(["-c", FOREIGN_MOUNTS]).args(pids).output().unwrap())

@@ -112,7 +112,9 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
     let on_a_host = |index: usize| -> Result<_, Failure> {
         let mut smoke = Smoke::prepare(suite, index, (&product, &standin), runs, only.clone())?;
         let mut columns = Vec::new();
-        while let Some(runtime) = runtimes.get(next.fetch_add(1, Ordering::Relaxed)) {
+        loop {
+            let place = next.fetch_add(1, Ordering::Relaxed);
+            let Some(runtime) = runtimes.get(place) else { break };
             let mut column = Table::new(&runtimes);
             match &missing {
                 Some(why) if runtime.name == opencode::NAME => {
@@ -120,7 +122,7 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
                 }
                 _ => smoke.run_all(runtime, &mut column)?,
             }
-            columns.push((runtime.name, column));
+            columns.push((place, column));
         }
         let descriptors = smoke.supervisor_is_as_before()?;
         if descriptors.is_some() || columns.iter().any(|(_, column)| column.counts().failed > 0) {
@@ -138,11 +140,9 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
     })?;
     let mut table = Table::new(&runtimes);
     let (columns, descriptors): (Vec<_>, Vec<_>) = hosts.into_iter().unzip();
-    let mut columns: BTreeMap<_, _> = columns.into_iter().flatten().collect();
-    for runtime in &runtimes {
-        if let Some(column) = columns.remove(runtime.name) {
-            table.append(column);
-        }
+    let in_their_places: BTreeMap<usize, Table> = columns.into_iter().flatten().collect();
+    for column in in_their_places.into_values() {
+        table.append(column);
     }
     let descriptors = descriptors.into_iter().flatten().next();
     let text = table.markdown();

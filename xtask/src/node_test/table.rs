@@ -19,20 +19,12 @@ pub enum Outcome {
     Skipped(String),
 }
 
-/// One cell.
-#[derive(Default)]
-struct Cell {
-    passed: u64,
-    failed: u64,
-    skipped: u64,
-}
-
 /// The whole table.
 pub struct Table {
     /// Name and title of each runtime.
     runtimes: Vec<(&'static str, String)>,
     /// The scenarios in the order in which they first came.
-    rows: Vec<(String, BTreeMap<&'static str, Cell>)>,
+    rows: Vec<(String, BTreeMap<&'static str, Counts>)>,
 }
 
 impl Table {
@@ -70,10 +62,7 @@ impl Table {
             match self.rows.iter_mut().find(|(name, _)| *name == scenario) {
                 Some((_, known)) => {
                     for (runtime, cell) in cells {
-                        let sum = known.entry(runtime).or_default();
-                        sum.passed += cell.passed;
-                        sum.failed += cell.failed;
-                        sum.skipped += cell.skipped;
+                        *known.entry(runtime).or_default() += cell;
                     }
                 }
                 None => self.rows.push((scenario, cells)),
@@ -85,7 +74,7 @@ impl Table {
     pub fn counts(&self) -> Counts {
         let mut sum = Counts::default();
         for cell in self.rows.iter().flat_map(|(_, cells)| cells.values()) {
-            sum += Counts { passed: cell.passed, failed: cell.failed, skipped: cell.skipped };
+            sum += *cell;
         }
         sum
     }
@@ -102,7 +91,7 @@ impl Table {
         for (name, cells) in &self.rows {
             let _ = write!(text, "| {} |", name.replace('|', "\\|"));
             for (runtime, _) in &self.runtimes {
-                let _ = write!(text, " {} |", cells.get(runtime).map_or_else(|| "–".to_owned(), Cell::text));
+                let _ = write!(text, " {} |", cells.get(runtime).map_or_else(|| "–".to_owned(), cell));
             }
             text.push('\n');
         }
@@ -110,13 +99,12 @@ impl Table {
     }
 }
 
-impl Cell {
-    fn text(&self) -> String {
-        match (self.passed, self.passed + self.failed) {
-            (_, 0) => "skipped".to_owned(),
-            (1, 1) => "ok".to_owned(),
-            (passed, all) => format!("{passed}/{all}"),
-        }
+/// What a cell of the document says.
+fn cell(counts: &Counts) -> String {
+    match (counts.passed, counts.passed + counts.failed) {
+        (_, 0) => "skipped".to_owned(),
+        (1, 1) => "ok".to_owned(),
+        (passed, all) => format!("{passed}/{all}"),
     }
 }
 
@@ -148,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_cell_says_how_often() {
-        let cell = |passed, failed, skipped| Cell { passed, failed, skipped }.text();
+        let cell = |passed, failed, skipped| cell(&Counts { passed, failed, skipped });
         assert_eq!(
             [cell(1, 0, 0), cell(10, 0, 0), cell(9, 1, 0), cell(0, 1, 0), cell(0, 0, 3)].join(" "),
             "ok 10/10 9/10 0/1 skipped"

@@ -265,12 +265,14 @@ impl Host {
     ///
     /// It belongs to no unit there. Killing the child ends `nsenter` only; what it started inside goes on.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new("nsenter");
-        command.args(["--all", "--target", &self.leader.to_string(), "--"]).arg(program.as_ref());
-        if self.leader == 1 {
+        let mut command = if self.leader == 1 {
             // The inside of a VM: there is nothing to enter.
-            command = Command::new(program);
-        }
+            Command::new(program)
+        } else {
+            let mut enter = Command::new("nsenter");
+            enter.args(["--all", "--target", &self.leader.to_string(), "--"]).arg(program);
+            enter
+        };
         command
             .current_dir("/")
             .env_clear()

@@ -116,8 +116,7 @@ pub struct Vm {
 /// # Errors
 /// A package can't be had, or the image can't be built.
 pub fn prepare(progress: &mut dyn FnMut(&str)) -> Result<(), Error> {
-    image::image(progress)?;
-    image::emulator(progress).map(drop)
+    image::parts(progress).map(drop)
 }
 
 impl Vm {
@@ -130,7 +129,7 @@ impl Vm {
         if Self::attach(name).is_ok() {
             return Err(Error::failed("boot a VM", format!("a VM '{name}' is up already")));
         }
-        let (image, emulator) = (image::image(progress)?, image::emulator(progress)?);
+        let (image, emulator) = image::parts(progress)?;
         let directory = state_dir(name);
         // What a VM that has ended left behind.
         let _ = fs::remove_dir_all(&directory);

@@ -38,8 +38,13 @@ pub fn install_tools(progress: &mut dyn FnMut(&str)) -> Result<(), Error> {
     install_missing(&TOOLS, progress)
 }
 
+/// All that a VM is made of: [`image`] and [`emulator`].
+pub(super) fn parts(progress: &mut dyn FnMut(&str)) -> Result<(PathBuf, Vec<String>), Error> {
+    Ok((image(progress)?, emulator(progress)?))
+}
+
 /// The directory with `disk`, `kernel` and `initrd`, from the cache or built now.
-pub(super) fn image(progress: &mut dyn FnMut(&str)) -> Result<PathBuf, Error> {
+fn image(progress: &mut dyn FnMut(&str)) -> Result<PathBuf, Error> {
     install_tools(progress)?;
     let suite = Suite::Trixie;
     let options = [ROOT.as_slice(), &OPTIONS].concat();
@@ -63,7 +68,7 @@ const EMULATOR: [&str; 2] = ["--variant=extract", "--include=qemu-system-x86"];
 ///
 /// Not the machine's own: under trixie's 10.0 a process starts in half the time that it takes under bookworm's 7.2. It lies in
 /// a directory of its own with all its libraries, and nothing of it is installed.
-pub(super) fn emulator(progress: &mut dyn FnMut(&str)) -> Result<Vec<String>, Error> {
+fn emulator(progress: &mut dyn FnMut(&str)) -> Result<Vec<String>, Error> {
     let suite = Suite::Trixie;
     let root = cache().join("vms").join(format!("qemu-{:016x}", key(&[&EMULATOR, &[suite.name()][..]].concat())));
     let mut build =

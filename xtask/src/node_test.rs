@@ -153,6 +153,7 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
         table::write_into(&host::workspace().join("docs/plugin.md"), &text)?;
     }
 
+    print!("{}", table.failures());
     let counts = table.counts();
     let verdict = if counts.failed == 0 && descriptors.is_none() { "ok" } else { "FAILED" };
     println!(
@@ -239,6 +240,9 @@ impl Smoke {
         let mut failed = 0;
         for line in &lines {
             if let Some(name) = line["scenario"].as_str() {
+                for note in line["notes"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+                    println!("note    {}: {name}: {note}", runtime.title);
+                }
                 let outcome = match line["skipped"].as_str() {
                     Some(reason) => Outcome::Skipped(reason.to_owned()),
                     None if line["ok"] == json!(true) => Outcome::Passed,

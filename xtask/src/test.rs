@@ -3,6 +3,7 @@
 mod run;
 
 use std::fs;
+use std::ops::AddAssign;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::OnceLock;
@@ -42,7 +43,7 @@ Usage: cargo xtask test [--only STAGE,STAGE…]
   vm        cargo xtask vm test: limits under pressure, attacks, reboot and power-off, on a virtual machine
 
 What each printed is in target/test-logs/STAGE.log, the journal of a host whose tests failed beside it. The last line counts
-the tests of all stages. Exit 0 when nothing failed and every stage ran something.
+the tests of all stages, those before it name what failed. Exit 0 when nothing failed and every stage ran something.
 ";
 
 /// The variable that tells the system tests which host to attach to.
@@ -131,21 +132,40 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
     let _ = fs::remove_dir_all(&context.logs);
     fs::create_dir_all(&context.logs).map_err(|error| format!("cannot make {}: {error}", context.logs.display()))?;
 
-    let mut total = Counts::default();
+    let mut total = Sum::default();
     let chosen = |name: &str| only.as_ref().is_none_or(|only| only.iter().any(|chosen| chosen == name));
     for row in ROWS {
-        for counts in run_row(&context, row, &chosen)? {
-            total += counts;
+        for sum in run_row(&context, row, &chosen)? {
+            total += sum;
         }
     }
-    println!("{total}");
-    if total.failed > 0 { Err(Failure::Failed(String::new())) } else { Ok(ExitCode::SUCCESS) }
+    // Once more at the end: of a long output that is what is read, and sometimes all that is kept of it.
+    for failed in &total.failed {
+        println!("failed: {failed}");
+    }
+    println!("{}", total.counts);
+    if total.counts.failed > 0 { Err(Failure::Failed(String::new())) } else { Ok(ExitCode::SUCCESS) }
+}
+
+/// What stages add to the last lines.
+#[derive(Default)]
+struct Sum {
+    counts: Counts,
+    /// Each failed test, or the fault of a stage without one, behind its stage's name.
+    failed: Vec<String>,
+}
+
+impl AddAssign for Sum {
+    fn add_assign(&mut self, other: Self) {
+        self.counts += other.counts;
+        self.failed.extend(other.failed);
+    }
 }
 
 /// Runs the chosen stages of a row, and prints a line for each when it is done. Gives back what each lane adds to the sum.
-fn run_row(context: &Context, row: &[Lane], chosen: &(dyn Fn(&str) -> bool + Sync)) -> Result<Vec<Counts>, Failure> {
+fn run_row(context: &Context, row: &[Lane], chosen: &(dyn Fn(&str) -> bool + Sync)) -> Result<Vec<Sum>, Failure> {
     let run_lane = |lane: Lane| {
-        let mut sum = Counts::default();
+        let mut sum = Sum::default();
         for (name, run) in lane.iter().filter(|(name, _)| chosen(name)) {
             eprintln!("       {name} …");
             let started = Instant::now();
@@ -164,13 +184,13 @@ fn run_row(context: &Context, row: &[Lane], chosen: &(dyn Fn(&str) -> bool + Syn
 }
 
 /// Prints a stage's line, and the end of its log if it failed. Gives back what it adds to the sum.
-fn report(context: &Context, name: &str, ran: &Ran, started: Instant) -> Counts {
+fn report(context: &Context, name: &str, ran: &Ran, started: Instant) -> Sum {
     let seconds = started.elapsed().as_secs_f32();
     let mut counts = ran.counts;
     let Some(fault) = &ran.fault else {
         let tests = if counts == Counts::default() { String::new() } else { format!("  {counts}") };
         println!("ok     {name:<9} {seconds:6.1} s{tests}");
-        return counts;
+        return Sum { counts, failed: Vec::new() };
     };
     // A stage that fails without a failed test fails all the same.
     counts.failed = counts.failed.max(1);
@@ -186,7 +206,21 @@ fn report(context: &Context, name: &str, ran: &Ran, started: Instant) -> Counts 
         shown.push('\n');
     }
     print!("{shown}");
-    counts
+    let mut failed = failed_tests(&text);
+    if failed.is_empty() {
+        failed.push(fault);
+    }
+    Sum { counts, failed: failed.into_iter().map(|failed| format!("{name}: {failed}")).collect() }
+}
+
+/// The tests that libtest lists behind the last of its `failures:`, of all binaries in a log.
+fn failed_tests(log: &str) -> Vec<&str> {
+    let mut lines = log.lines();
+    let mut failed = Vec::new();
+    while lines.any(|line| line == "failures:") {
+        failed.extend(lines.by_ref().map_while(|line| line.strip_prefix("    ")));
+    }
+    failed
 }
 
 /// What a reader of a failed stage's log wants to see first: the failures that libtest reports, or else the end.
@@ -286,7 +320,7 @@ pub fn threats_on(suite: Suite, logs: &Path) -> Result<(), Failure> {
     let context = Context { root: host::workspace(), logs: logs.to_owned(), built: OnceLock::new() };
     let started = Instant::now();
     let ran = system(&context, suite, &threats(&context.root));
-    match report(&context, suite.name(), &ran, started).failed {
+    match report(&context, suite.name(), &ran, started).counts.failed {
         0 => Ok(()),
         failed => Err(Failure::Failed(format!("{failed} tests failed on {suite}"))),
     }
@@ -446,6 +480,29 @@ mod tests {
         let long = "x\n".repeat(LINES_SHOWN) + "last";
         assert_eq!(excerpt(&long).last(), Some(&"last"));
         assert_eq!(excerpt(&long).len(), LINES_SHOWN);
+    }
+
+    #[test]
+    fn failed_tests_are_named_whatever_they_printed() {
+        let log = "\
+test a ... FAILED
+
+failures:
+
+---- a stdout ----
+    an indented line of its output
+
+failures:
+    a
+    m::b
+
+test result: FAILED. 0 passed; 2 failed; 0 ignored
+failures:
+    c
+test result: FAILED. 0 passed; 1 failed; 0 ignored
+";
+        assert_eq!(failed_tests(log), ["a", "m::b", "c"]);
+        assert!(failed_tests("test a ... ok\n").is_empty());
     }
 
     #[test]

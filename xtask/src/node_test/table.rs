@@ -25,6 +25,8 @@ pub struct Table {
     runtimes: Vec<(&'static str, String)>,
     /// The scenarios in the order in which they first came.
     rows: Vec<(String, BTreeMap<&'static str, Counts>)>,
+    /// Runtime and scenario of what failed, and why.
+    failures: Vec<(String, String)>,
 }
 
 impl Table {
@@ -32,6 +34,7 @@ impl Table {
         Self {
             runtimes: runtimes.iter().map(|runtime| (runtime.name, runtime.title.clone())).collect(),
             rows: Vec::new(),
+            failures: Vec::new(),
         }
     }
 
@@ -47,7 +50,9 @@ impl Table {
             Outcome::Passed => cell.passed += 1,
             Outcome::Failed(why) => {
                 cell.failed += 1;
-                println!("FAILED  {}: {scenario}\n        {}", runtime.title, why.replace('\n', "\n        "));
+                let name = format!("{}: {scenario}", runtime.title);
+                println!("FAILED  {name}\n        {}", why.replace('\n', "\n        "));
+                self.failures.push((name, why));
             }
             Outcome::Skipped(why) => {
                 cell.skipped += 1;
@@ -58,6 +63,7 @@ impl Table {
 
     /// Adds what is in another one.
     pub fn append(&mut self, other: Self) {
+        self.failures.extend(other.failures);
         for (scenario, cells) in other.rows {
             match self.rows.iter_mut().find(|(name, _)| *name == scenario) {
                 Some((_, known)) => {
@@ -77,6 +83,22 @@ impl Table {
             sum += *cell;
         }
         sum
+    }
+
+    /// What failed, as libtest says it: once with the reasons, then a line each. Nothing if nothing did.
+    pub fn failures(&self) -> String {
+        if self.failures.is_empty() {
+            return String::new();
+        }
+        let mut text = String::from("\nfailures:\n");
+        for (name, why) in &self.failures {
+            let _ = write!(text, "\n---- {name}\n{}\n", why.trim_end());
+        }
+        text.push_str("\nfailures:\n");
+        for (name, why) in &self.failures {
+            let _ = writeln!(text, "    {name}: {}", why.lines().next().unwrap_or_default());
+        }
+        text
     }
 
     /// As a document has it.
@@ -132,6 +154,17 @@ mod tests {
         assert_eq!(new, format!("a\n{BEGIN}\n\n| new |\n\n{END}\nb\n"));
         assert_eq!(replaced(&new, "| new |\n").as_deref(), Some(new.as_str()));
         assert!(replaced("a", "b").is_none());
+    }
+
+    #[test]
+    fn what_failed_is_said_with_its_reason_and_then_in_a_line() {
+        let mut table = Table::new(&[]);
+        assert_eq!(table.failures(), "");
+        table.failures.push(("bun: a scenario".to_owned(), "waited\nfor it\n".to_owned()));
+        assert_eq!(
+            table.failures(),
+            "\nfailures:\n\n---- bun: a scenario\nwaited\nfor it\n\nfailures:\n    bun: a scenario: waited\n"
+        );
     }
 
     #[test]

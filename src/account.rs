@@ -6,7 +6,7 @@
 
 use std::{error, fmt, fs, io};
 
-use crate::limits::{PASSWD_PATH, SESSION_PATH, SHELL_PATH};
+use crate::limits::{GROUP_PATH, PASSWD_PATH, SESSION_PATH, SHELL_PATH};
 
 /// One entry of the account database, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,6 +114,18 @@ fn read_database() -> Result<String, Error> {
     // Somebody's full name in another encoding must not hide the rest of the file; `parse_line` refuses the
     // replacement character where it would matter.
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// What the group with this id is called in `/etc/group`; nothing if it has no name there, or the file can't be read.
+pub fn group_name(gid: u32) -> Option<String> {
+    let bytes = fs::read(GROUP_PATH).ok()?;
+    find_group(&String::from_utf8_lossy(&bytes), gid).map(str::to_owned)
+}
+
+/// The name in the first entry with this id, as getgrgid(3) does.
+fn find_group(text: &str, gid: u32) -> Option<&str> {
+    let line = text.lines().find(|line| line.split(':').nth(2).and_then(id) == Some(gid))?;
+    line.split(':').next().filter(|name| !name.is_empty())
 }
 
 /// The first entry with this name: as getpwnam(3) does, the first of several wins, even if it can't be used.
@@ -231,6 +243,13 @@ mod tests {
         let broken = format!("byk:x:1000:1001::\n{BYK}");
         assert!(matches!(find_by_name(&broken, "byk"), Err(Error::Malformed { .. })));
         assert!(matches!(find_by_uid(&broken, 1000), Err(Error::Malformed { .. })));
+    }
+
+    #[test]
+    fn a_groups_name_is_that_of_the_first_entry_with_its_id() {
+        let groups = "root:x:0:\ncrew:x:1001:byk\nlater:x:1001:\n:x:1002:\nshort:x\n";
+        assert_eq!(find_group(groups, 1001), Some("crew"));
+        assert_eq!([find_group(groups, 1000), find_group(groups, 1002)], [None, None]);
     }
 
     #[test]

@@ -137,6 +137,8 @@ pub const SCRIPT_PATH: &str = "/usr/bin/script";
 pub const SHELL_PATH: &str = "/bin/sh";
 /// The account database.
 pub const PASSWD_PATH: &str = "/etc/passwd";
+/// The group database (group(5)).
+pub const GROUP_PATH: &str = "/etc/group";
 /// Where journald takes records in its native protocol (systemd).
 pub const JOURNAL_SOCKET_PATH: &str = "/run/systemd/journal/socket";
 /// Where the unified cgroup hierarchy is mounted (systemd).

@@ -6,7 +6,7 @@
 use super::context::{Context, Properties, is_loaded, value};
 use super::files::anything_installed;
 use super::report::Finding;
-use crate::account::Account;
+use crate::account::{Account, group_name};
 use crate::report::quoted;
 use crate::unit_files::{Owner, SERVER, SLICE, SUPERVISOR, render};
 
@@ -33,10 +33,15 @@ pub fn section<'a>(unit: &'a str, section: &str) -> Vec<Line<'a>> {
     lines
 }
 
-/// The shipped unit for this account. Its group is taken to have its name: /etc/passwd tells no other.
+/// The shipped unit for this account. A group without a name is taken to have the account's, as most have.
 pub fn rendered(unit: &str, account: &Account) -> String {
+    let group = group_name(account.gid());
+    rendered_with(unit, account, group.as_deref().unwrap_or(account.name()))
+}
+
+fn rendered_with(unit: &str, account: &Account, group: &str) -> String {
     let (name, uid, gid, home) = (account.name(), account.uid(), account.gid(), account.home());
-    render(unit, &Owner { name, group: name, uid, gid, home })
+    render(unit, &Owner { name, group, uid, gid, home })
 }
 
 /// What a line must look like as a property.
@@ -383,18 +388,18 @@ mod tests {
     }
 
     #[test]
-    fn another_accounts_units_say_its_name_its_uid_and_its_home() {
+    fn another_accounts_units_say_its_name_its_group_its_uid_and_its_home() {
         let account = crate::account::parse_line("eve:x:1001:1001::/srv/eve:/bin/sh").unwrap();
-        let supervisor = rendered(SUPERVISOR, &account);
+        let supervisor = rendered_with(SUPERVISOR, &account, "crew");
         let has = |line: &str| supervisor.lines().any(|known| known == line);
-        assert!(has("Group=eve") && has("User=root"), "{supervisor}");
+        assert!(has("Group=crew") && has("User=root"), "{supervisor}");
         assert!(has("ExecStart=/usr/local/libexec/opencode-pty-supervisor --account eve"), "{supervisor}");
         assert!(supervisor.contains("-/run/user/1001 ") && supervisor.contains(" -/srv/eve\n"), "{supervisor}");
-        let server = rendered(SERVER, &account);
+        let server = rendered_with(SERVER, &account, "crew");
         assert!(server.contains("User=eve\n") && server.contains("ReadWritePaths=/srv/eve\n"), "{server}");
         assert!(!server.contains("byk") || server.matches("byk").count() == server.matches("/byk").count(), "{server}");
         let byk = crate::account::parse_line("byk:x:1000:1000::/home/byk:/bin/sh").unwrap();
-        assert_eq!(rendered(SERVER, &byk), SERVER);
+        assert_eq!(rendered_with(SERVER, &byk, "byk"), SERVER);
     }
 
     #[test]

@@ -26,7 +26,7 @@ export interface StartRequest {
   argv: readonly string[];
   /** The approved directory. `start` closes it, whatever happens. */
   directory: FileHandle;
-  /** Whole seconds up to 3,600; 0 or nothing selects 3,600. */
+  /** Whole seconds up to 3,600; 0 or nothing selects 3,600. One or two may be over before the start is: `start-failed`. */
   runtime?: number;
   /** Gives up starting. Once `start` has resolved it has no effect: use `stop` or `close`. */
   signal?: AbortSignal;

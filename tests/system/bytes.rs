@@ -16,10 +16,11 @@ use support::random::Random;
 
 use crate::fixture::{Fixture, PLACES, SOON, Session, exited, wait_until};
 use crate::flood::long;
+use crate::journal::took_sigkill;
 use crate::output::sha256_of;
 
-/// From a disconnect or a stop to the last trace, where nothing has to be killed for it. SPEC 3: KILL comes after 2 s.
-const AT_ONCE: Duration = Duration::from_secs(2);
+/// Bytes between a program that prints and who has stopped reading. Chosen: sockets, buffers and the terminal hold less.
+const IN_FLIGHT_MAX: usize = 1 << 20;
 /// What the supervisor may grow by for the bytes of 16 sessions in flight (issue 3).
 const GROWTH_KIB_MAX: u64 = 2_048;
 
@@ -133,10 +134,9 @@ fn sixteen_clients_that_never_read_cost_neither_memory_nor_cpu_time() {
         let transcript = session.read_to_end();
         slowest = slowest.max(begun.elapsed());
         assert_eq!(transcript.exit, Some(exited(130)));
-        assert!(transcript.output.len() < 1 << 20, "{} bytes were on their way", transcript.output.len());
+        assert!(transcript.output.len() < IN_FLIGHT_MAX, "{} bytes were on their way", transcript.output.len());
     }
     eprintln!("an interrupt ends them at most {slowest:?} after reading goes on");
-    assert!(slowest < AT_ONCE, "an interrupt took {slowest:?}");
 }
 
 #[test]
@@ -198,11 +198,9 @@ fn sixty_four_mebibytes_for_a_program_that_never_reads_cost_the_supervisor_nothi
 /// Hangs up, and fails unless the session is gone before anything would have to be killed.
 fn assert_gone_at_once(fixture: &Fixture, session: Session) {
     let unit = session.unit.clone();
-    let begun = Instant::now();
     drop(session);
     fixture.wait_until_gone(&unit, SOON);
-    eprintln!("gone {:?} after the disconnect", begun.elapsed());
-    assert!(begun.elapsed() < AT_ONCE, "it took {:?}", begun.elapsed());
+    assert!(!took_sigkill(fixture, &unit));
 }
 
 /// A session whose processes are stopped, and bytes waiting in both directions, as many as there is room for.
@@ -242,10 +240,9 @@ fn a_disconnect_is_seen_at_once_while_both_directions_are_blocked() {
 fn a_half_close_is_seen_at_once_while_both_directions_are_blocked() {
     let fixture = Fixture::new();
     let session = blocked_both_ways(&fixture);
-    let begun = Instant::now();
     session.half_close().unwrap();
     fixture.wait_until_gone(&session.unit, SOON);
-    assert!(begun.elapsed() < AT_ONCE, "it took {:?}", begun.elapsed());
+    assert!(!took_sigkill(&fixture, &session.unit));
 }
 
 #[test]
@@ -275,7 +272,7 @@ fn a_stop_takes_effect_as_soon_as_the_input_before_it_is_taken() {
 
     assert_eq!((transcript.exit, transcript.stopped), (Some(Exit::stopped()), true));
     eprintln!("stopped {elapsed:?} after a mebibyte of input before the stop began to move");
-    assert!(elapsed < AT_ONCE, "it took {elapsed:?}");
+    assert!(!took_sigkill(&fixture, &unit));
 }
 
 #[test]
@@ -284,10 +281,9 @@ fn a_stop_behind_input_that_the_program_never_reads_takes_effect_at_once() {
     let mut session = fixture.start_sh("stty raw -echo; echo ready; exec sleep 1000");
     session.output_until(b"ready", SOON).unwrap();
     session.input(&vec![b'x'; 4 << 20]).unwrap();
-    let begun = Instant::now();
     let transcript = session.stop_and_read();
     assert_eq!((transcript.exit, transcript.stopped), (Some(Exit::stopped()), true));
-    assert!(begun.elapsed() < AT_ONCE, "it took {:?}", begun.elapsed());
+    assert!(!took_sigkill(&fixture, &session.unit));
 }
 
 // ---- many small ones ---------------------------------------------------------------------------------------------
@@ -366,9 +362,10 @@ fn an_interrupt_after_a_flood_of_output_ends_it_soon_after_reading_goes_on() {
     session.input(b"\x03").unwrap();
     let begun = Instant::now();
     let transcript = session.read_to_end();
-    eprintln!("an interrupt ended it {:?} after reading went on", begun.elapsed());
+    let bytes = transcript.output.len();
+    eprintln!("an interrupt ended it {:?} after reading went on, {bytes} bytes later", begun.elapsed());
     assert_eq!(transcript.exit, Some(exited(130)));
-    assert!(begun.elapsed() < AT_ONCE, "it took {:?}", begun.elapsed());
+    assert!(bytes < IN_FLIGHT_MAX, "{bytes} bytes were on their way");
 }
 
 // ---- nothing at all ----------------------------------------------------------------------------------------------

@@ -9,11 +9,13 @@ use opencode_pty::frame::{Kind, encode};
 use support::peer::{Frame, PeerError, Transcript, start_for};
 
 use crate::account::WORKSPACE;
-use crate::fixture::{Fixture, RUNTIME, SOON, Session, exited, side_by_side, wait_until};
+use crate::fixture::{Fixture, RUNTIME, SHORT_RUNTIME, SOON, Session, exited, side_by_side, wait_until};
+use crate::journal::took_sigkill;
 use crate::outside::SUPERVISOR;
 
-/// From a disconnect to the last trace, where TERM and HUP are obeyed or not. SPEC 3: KILL comes after 2 s.
-const GONE: Duration = Duration::from_secs(5);
+/// From a disconnect to the last trace, where TERM and HUP are obeyed or not. SPEC 3: KILL comes after 2 s; chosen, for a
+/// machine that has other things to do.
+const GONE: Duration = Duration::from_secs(15);
 
 /// Says the pids of a child in a session of its own, of one that was forked twice, and of one that ignores signals.
 const CHILDREN: &str = r"
@@ -74,22 +76,20 @@ fn a_stop_of_an_interactive_shell_needs_no_kill() {
     session.input(b"echo $((40 + 2))\n").unwrap();
     session.output_until(b"42", SOON).unwrap();
 
-    let begun = Instant::now();
     let transcript = session.stop_and_read();
 
     assert_stopped(&fixture, &session.unit, &transcript);
-    assert!(begun.elapsed() < Duration::from_secs(2), "it took {:?}", begun.elapsed());
+    assert!(!took_sigkill(&fixture, &session.unit));
 }
 
 #[test]
 fn a_stop_of_a_command_that_sleeps_needs_no_kill() {
     let fixture = Fixture::new();
     let mut session = fixture.start(&["sleep", "1000"]);
-    let begun = Instant::now();
     let transcript = session.stop_and_read();
 
     assert_stopped(&fixture, &session.unit, &transcript);
-    assert!(begun.elapsed() < Duration::from_secs(2), "it took {:?}", begun.elapsed());
+    assert!(!took_sigkill(&fixture, &session.unit));
 }
 
 #[test]
@@ -330,7 +330,7 @@ fn children_that_obey_do_not_change_how_their_parents_exit_reads() {
 #[test]
 fn an_expired_runtime_is_told_as_a_timeout() {
     let fixture = Fixture::new();
-    let mut session = fixture.start_for(1, &["sleep", "1000"]);
+    let mut session = fixture.start_for(SHORT_RUNTIME, &["sleep", "1000"]);
     let transcript = session.read_to_end();
     let exit = transcript.exit.unwrap();
     // It obeys TERM and HUP, which come together: script(1) dies of either.
@@ -343,7 +343,7 @@ fn an_expired_runtime_is_told_as_a_timeout() {
 fn a_command_that_exits_0_when_its_runtime_expires_has_timed_out_all_the_same() {
     let fixture = Fixture::new();
     let script = "trap 'echo T; exit 0' TERM HUP; echo ready; while :; do sleep 0.05; done";
-    let mut session = fixture.start_for(1, &["/bin/sh", "-c", script]);
+    let mut session = fixture.start_for(SHORT_RUNTIME, &["/bin/sh", "-c", script]);
     let transcript = session.read_to_end();
     assert_eq!(transcript.exit.as_ref().map(Exit::result), Some("timeout"), "{transcript:?}");
     fixture.assert_gone(&session.unit);
@@ -352,7 +352,7 @@ fn a_command_that_exits_0_when_its_runtime_expires_has_timed_out_all_the_same() 
 #[test]
 fn children_do_not_outlive_an_expired_runtime() {
     let fixture = Fixture::new();
-    let mut session = fixture.start_for(2, &["python3", "-c", &format!("{CHILDREN}\ntime.sleep(9999)")]);
+    let mut session = fixture.start_for(SHORT_RUNTIME, &["python3", "-c", &format!("{CHILDREN}\ntime.sleep(9999)")]);
     let transcript = session.read_to_end();
     // script(1) may have found the time to say that it ends.
     let text = transcript.text();
@@ -383,11 +383,10 @@ fn a_disconnect_ends_a_flood_that_nobody_read() {
     let fixture = Fixture::new();
     let session = fixture.start(&["yes"]);
     let unit = session.unit.clone();
-    let begun = Instant::now();
     drop(session);
     fixture.wait_until_gone(&unit, GONE);
     // script(1) in a write that goes nowhere would have to be killed.
-    assert!(begun.elapsed() < Duration::from_secs(2), "it took {:?}", begun.elapsed());
+    assert!(!took_sigkill(&fixture, &unit));
 }
 
 #[test]

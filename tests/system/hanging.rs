@@ -16,8 +16,10 @@ use crate::account::{GID, NAME, UID, WORKSPACE};
 use crate::fixture::{Fixture, RUNTIME, SOON, wait_until};
 use crate::outside::Running;
 
-/// A refusal of the pool's, at 3 s, comes before the handshake's 5 s would end it with another word.
-const REFUSED: Duration = Duration::from_secs(5);
+/// Less than the 3 s that one call may take: who waited for what hangs takes longer. A busy machine costs less.
+const NOT_HANGING: Duration = Duration::from_millis(2_500);
+/// More than the 5 s a launcher may take and the 2 s until it is killed, for a busy machine.
+const KILLED: Duration = Duration::from_secs(20);
 
 /// A file system of directories that are all empty, whatever their name. Its daemon is root's, its files the account's.
 const DAEMON: &str = r"
@@ -140,10 +142,10 @@ fn times_of_others(fixture: &Fixture, count: usize) -> Vec<Duration> {
     times
 }
 
-/// Fails if sessions wait for what hangs. That would cost them 3 s, the time of one call; a busy machine costs them less.
+/// Fails if sessions wait for what hangs.
 fn assert_not_slowed(times: &[Duration], quiet: &[Duration]) {
     let middle = |times: &[Duration]| times[times.len() / 2];
-    assert!(middle(times) < Duration::from_millis(2_500), "{times:?}, quiet {quiet:?}");
+    assert!(middle(times) < NOT_HANGING, "{times:?}, quiet {quiet:?}");
     // Each of them worked. Times are held against each other in the long form, on a machine that has nothing else to do.
     if crate::flood::long() {
         assert!(middle(times) < middle(quiet) * 2 + Duration::from_millis(250), "{times:?}, quiet {quiet:?}");
@@ -203,16 +205,15 @@ fn t18_a_directory_whose_file_system_hangs_is_refused_in_time_and_nobody_else_no
     // While they wait, and more of them than the pool has threads.
     let during = times_of_others(&fixture, 10);
     patient.input(b"hello\n").unwrap();
-    patient.output_until(b"hello\r\nhello\r\n", Duration::from_secs(1)).unwrap();
-    for (transcript, time) in refused.join().unwrap() {
+    patient.output_until(b"hello\r\nhello\r\n", NOT_HANGING).unwrap();
+    // The pool's word, at 3 s: at 5 s the handshake would end with another.
+    for (transcript, _) in refused.join().unwrap() {
         assert_eq!(transcript.error_code(), Some(ErrorCode::BadCwd), "{transcript:?}");
-        assert!(time < REFUSED, "refused after {time:?}");
     }
     // And once they were refused and the file system still hangs, again and again.
     for _ in 0..3 {
-        for (transcript, time) in send_all(&fixture, &requests).join().unwrap() {
+        for (transcript, _) in send_all(&fixture, &requests).join().unwrap() {
             assert_eq!(transcript.error_code(), Some(ErrorCode::BadCwd), "{transcript:?}");
-            assert!(time < REFUSED, "refused after {time:?}");
         }
     }
     let after = times_of_others(&fixture, 10);
@@ -258,7 +259,7 @@ fn t18_a_directory_that_root_may_not_look_at_hangs_the_launcher_alone() {
     let during = times_of_others(&fixture, 10);
     for (transcript, time) in refused.join().unwrap() {
         assert!(transcript.unit.is_none() && transcript.error.is_some(), "{transcript:?}");
-        assert!(time < Duration::from_secs(9), "refused after {time:?}");
+        assert!(time < KILLED, "refused after {time:?}");
         eprintln!("{:?} after {time:?}", transcript.error);
     }
     // Its processes are killed although they wait for the file system.

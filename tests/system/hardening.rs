@@ -13,7 +13,7 @@ use support::standin::Probed;
 use support::units::render;
 
 use crate::account::{GID, HOME, WORKSPACE, filled};
-use crate::fixture::{Fixture, RUNTIME, SOON, exited, wait_until};
+use crate::fixture::{Fixture, RUNTIME, SHORT_RUNTIME, SOON, exited, wait_until};
 use crate::outside::{DropIn, RestartAtEnd, SERVER, SUPERVISOR};
 
 /// A unit's properties as `systemctl show` prints them.
@@ -452,7 +452,7 @@ fn lead_a_full_life(fixture: &Fixture) {
     let unit = session.unit.clone();
     drop(session);
     fixture.wait_until_gone(&unit, SOON);
-    let mut session = fixture.start_for(1, &["sleep", "600"]);
+    let mut session = fixture.start_for(SHORT_RUNTIME, &["sleep", "600"]);
     assert_eq!(session.read_to_end().exit.unwrap().result(), "timeout");
     fixture.wait_until_gone(&session.unit, SOON);
 

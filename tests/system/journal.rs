@@ -12,7 +12,7 @@ use support::markdown::{code_spans, table_rows};
 use support::standin::SUPERVISOR_PATH;
 
 use crate::account::{GID, NAME, WORKSPACE};
-use crate::fixture::{Fixture, RUNTIME, SOON, Session, wait_until};
+use crate::fixture::{Fixture, RUNTIME, SHORT_RUNTIME, SOON, Session, wait_until};
 use crate::outside::{DropIn, RestartAtEnd, SERVER, SUPERVISOR};
 
 /// A record's fields, as `journalctl -o json` prints them.
@@ -42,6 +42,11 @@ fn of_unit(fixture: &Fixture, event: Event, unit: &str) -> Record {
 
 fn text<'a>(record: &'a Record, field: &str) -> &'a str {
     record.get(field).and_then(Value::as_str).unwrap_or_else(|| panic!("no {field} in {record:#?}"))
+}
+
+/// Whether the end of a session took SIGKILL, as its record says: what obeys is gone before.
+pub fn took_sigkill(fixture: &Fixture, unit: &str) -> bool {
+    text(&of_unit(fixture, Event::SessionEnded, unit), "OPENCODE_PTY_KILLED") != "0"
 }
 
 fn number(record: &Record, field: &str) -> u64 {
@@ -163,7 +168,7 @@ fn the_end_record_says_who_ended_the_session_and_whether_it_took_sigkill() {
     assert_eq!(session.read_to_end().error_code(), Some(ErrorCode::BadFrame));
     assert_eq!(ended_by(&fixture, &session.unit)[..2], ["violation", "0"]);
 
-    let mut session = fixture.start_for(1, &["sleep", "1000"]);
+    let mut session = fixture.start_for(SHORT_RUNTIME, &["sleep", "1000"]);
     session.read_to_end();
     assert_eq!(ended_by(&fixture, &session.unit), ["runtime", "0", "timeout"]);
 

@@ -293,6 +293,8 @@ const nothingRuns = () => until('no terminal to run', async () => units().length
 
 /** How many units of terminals the manager has ever started. */
 function starts() {
+  // The journal writes down what it is told when it gets to it.
+  execFileSync('journalctl', ['--sync']);
   const text = execFileSync('journalctl', ['--boot', '--no-pager', '--output=cat', '_PID=1', '--grep=^Start(ing|ed) opencode-pty-[0-9a-f]{32}\\.service'], {
     encoding: 'utf8',
     stdio: ['ignore', 'pipe', 'ignore'],

@@ -15,6 +15,8 @@ import { connect, decodeText, openDirectory } from '../client/index.js';
 
 /** How long anything that normally takes milliseconds may take: a busy machine is no failure. Chosen. */
 export const SOON = 30_000;
+/** A runtime that is soon over, in seconds. Chosen: it begins when the unit is up, and what else a start takes is part of it. */
+export const SHORT_RUNTIME = 3;
 /** How long one scenario may take. Chosen. */
 const SCENARIO_TIME = 120_000;
 /** How long after a scenario something of it may still be there. Chosen. */
@@ -140,7 +142,7 @@ export class Context {
     if (this.#scratch !== null) rmSync(this.#scratch, { recursive: true, force: true });
   }
 
-  /** Something measured, for the table's notes. */
+  /** Something measured, for the log. */
   note(text) {
     this.notes.push(text);
   }

@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import { createHash } from 'node:crypto';
-import { monitorEventLoopDelay } from 'node:perf_hooks';
+import { readFileSync } from 'node:fs';
 
 import { Output, decodeText } from '../../client/index.js';
 import { FIND_SCRIPT, allText, processes, scenario, sleep, textUntil, waitFor } from '../harness.js';
@@ -20,19 +20,18 @@ scenario('4 MiB are written without holding up the event loop', async (t) => {
   const data = Buffer.alloc(4 * MIB);
   for (let at = 0; at < data.length; at += 4) data.writeUInt32LE((at * 2_654_435_761) >>> 0, at);
   const hash = createHash('sha256').update(data).digest('hex');
-  // What else happens on the machine shows in the gap, too: the best of a few tells about us.
-  let best = Infinity;
-  for (let attempt = 0; attempt < 5 && best >= 100; attempt += 1) {
+  // A garbage collection waits for other threads, which may be kept waiting themselves: the best of a few tells about us.
+  const gaps = [];
+  for (let attempt = 0; attempt < 5 && !gaps.some((gap) => gap < 100); attempt += 1) {
     const session = await t.sh(`stty raw -echo; echo ready; head -c ${data.length} | sha256sum`);
     await textUntil(session, 'ready');
     const gap = watchGap();
     await session.write(data);
-    const longest = gap.stop();
-    best = Math.min(best, longest);
+    gaps.push(gap.stop());
     assert.ok((await allText(session)).includes(hash), 'what arrived is what was written');
   }
-  t.note(`longest gap ${Math.round(best)} ms`);
-  if (t.isNode) assert.ok(best < 100, `the event loop stood still for ${best} ms`);
+  t.note(`longest gaps ${gaps.map(Math.round).join(', ')} ms`);
+  if (t.isNode) assert.ok(Math.min(...gaps) < 100, `the event loop stood still for ${gaps.join(', ')} ms`);
 });
 
 scenario('a program that does not read makes write wait', async (t) => {
@@ -153,28 +152,29 @@ scenario('a ring keeps the newest bytes under their cursors', async () => {
   }
 });
 
-/** Measures how long the event loop does not come round, at most. */
+/**
+ * Measures how long the event loop does not come round, at most, in milliseconds. The time in which this thread could have
+ * run and others had the processors is not counted: it tells of the machine, not of who holds up the loop.
+ */
 function watchGap() {
-  if (process.versions.bun === undefined) {
-    const histogram = monitorEventLoopDelay({ resolution: 1 });
-    histogram.enable();
-    return {
-      stop() {
-        histogram.disable();
-        return histogram.max / 1e6;
-      },
-    };
-  }
-  let [longest, last] = [0, performance.now()];
-  const timer = setInterval(() => {
-    const now = performance.now();
-    longest = Math.max(longest, now - last);
-    last = now;
-  }, 1);
+  const now = () => performance.now() - waitedForProcessor();
+  let [longest, last] = [0, now()];
+  const look = () => {
+    const before = last;
+    last = now();
+    longest = Math.max(longest, last - before);
+  };
+  const timer = setInterval(look, 1);
   return {
     stop() {
       clearInterval(timer);
+      look();
       return longest;
     },
   };
+}
+
+/** How long this thread has been ready to run without running, in milliseconds (the kernel's Documentation/scheduler/sched-stats). */
+function waitedForProcessor() {
+  return Number(readFileSync('/proc/thread-self/schedstat', 'utf8').split(' ')[1]) / 1e6;
 }

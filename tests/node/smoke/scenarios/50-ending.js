@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 
-import { FIND_SCRIPT, allText, scenario, sessions, textUntil, waitFor } from '../harness.js';
+import { FIND_SCRIPT, SHORT_RUNTIME, allText, scenario, sessions, textUntil, waitFor } from '../harness.js';
 
 const LOST = { code: null, signal: null, result: 'lost', stopped: false };
 const STOPPED = { code: null, signal: 15, result: 'stopped', stopped: true };
@@ -78,7 +78,7 @@ scenario('a session that is closed is lost and leaves nothing', async (t) => {
 });
 
 scenario('the runtime is a limit', async (t) => {
-  const session = await t.start(['sleep', '60'], { runtime: 1 });
+  const session = await t.start(['sleep', '60'], { runtime: SHORT_RUNTIME });
   const { signal, ...rest } = await session.exit;
   assert.deepEqual(rest, { code: null, result: 'timeout', stopped: false });
   // script(1) gets TERM and HUP at the same time, and either may be what it dies of.

@@ -13,7 +13,7 @@ import { check } from '../../plugin/schema.js';
 import { Terminals } from '../../plugin/terminals.js';
 import { TOOLS, runTool } from '../../plugin/tools.js';
 import { DEFAULTS } from '../../client/index.js';
-import { HELPER, SOON, children, descriptors, scenario, sessions, sleep, waitFor, within } from '../harness.js';
+import { HELPER, SHORT_RUNTIME, SOON, children, descriptors, scenario, sessions, sleep, waitFor, within } from '../harness.js';
 
 const OWNER = 'ses_one';
 const allow = async () => {};
@@ -446,7 +446,7 @@ scenario('plugin: a wait ends by exit, output, time or deletion, and says which'
 
 scenario('plugin: the runtime ends a terminal, and the result says timeout', async (t) => {
   const host = await V1.load(t);
-  const { id } = await host.spawn('sleep 100', {}, { runtime: 1 });
+  const { id } = await host.spawn('sleep 100', {}, { runtime: SHORT_RUNTIME });
   const { exit } = await host.call('pty_wait', { id, until: 'exit', timeout: 60 });
   assert.equal(exit.result, 'timeout');
   for (const runtime of [0, 3_601, -1, 1.5, '60']) {
@@ -493,13 +493,15 @@ scenario('plugin: a program that does not read makes a write late, never lost or
   const paused = readFileSync(`/sys/fs/cgroup/opencode.slice/opencode-pty.slice/${unit}/cgroup.procs`, 'utf8').trim().split('\n').map(Number);
   for (const pid of paused) process.kill(pid, 'SIGSTOP');
   const data = 'x'.repeat(65_536);
-  let outcome = 'through';
-  for (let count = 0; count < 20 && outcome === 'through'; count += 1) {
-    outcome = await runTool(tool('pty_write'), terminals, call, { id, data }).then(() => 'through', (error) => error.code);
+  // Writes wait for at most 300 ms, and a busy machine may make one late that still gets through; then the next tries again.
+  const outcomes = [];
+  while (outcomes.at(-1) !== 'busy' && outcomes.length < 30) {
+    outcomes.push(await runTool(tool('pty_write'), terminals, call, { id, data }).then(() => 'through', (error) => error.code));
   }
-  assert.equal(outcome, 'timeout');
-  assert.equal(await runTool(tool('pty_write'), terminals, call, { id, data }).catch((error) => error.code), 'timeout');
-  assert.equal(await runTool(tool('pty_write'), terminals, call, { id, data }).catch((error) => error.code), 'busy');
+  const early = outcomes.splice(0, outcomes.length - 3);
+  assert.deepEqual(outcomes, ['timeout', 'timeout', 'busy'], String(early));
+  for (const outcome of early) assert.ok(['through', 'timeout'].includes(outcome), outcome);
+  t.note(`before: ${early}`);
   for (const pid of paused) process.kill(pid, 'SIGCONT');
 });
 

@@ -276,7 +276,7 @@ export function children() {
 }
 
 /** Where the manager has the sessions' cgroups: a dash in a slice's name nests. */
-const SLICE = '/sys/fs/cgroup/opencode.slice/opencode-pty.slice';
+export const SLICE = '/sys/fs/cgroup/opencode.slice/opencode-pty.slice';
 
 /** The processes of a session: pid, name and state (a letter). */
 export function processes(unit) {

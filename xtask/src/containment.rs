@@ -68,7 +68,7 @@ pub fn main(words: &[String]) -> Result<ExitCode, Failure> {
 /// A row of docs/threats.md: its number, and the tests that its last column names.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Row {
-    threat: String,
+    pub threat: String,
     found: String,
     pub tests: Vec<String>,
 }

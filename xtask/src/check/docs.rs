@@ -131,7 +131,7 @@ fn is_test(span: &str) -> bool {
 }
 
 /// Every function in the tests, the program and these commands, with the file it is in.
-fn functions(root: &Path) -> BTreeSet<(PathBuf, String)> {
+pub fn functions(root: &Path) -> BTreeSet<(PathBuf, String)> {
     let mut found = BTreeSet::new();
     for file in ["tests", "src", "xtask"].iter().flat_map(|dir| files(&root.join(dir), "rs")) {
         let name = file.strip_prefix(root).unwrap_or(&file).to_owned();

@@ -1,6 +1,6 @@
 //! `cargo xtask check`: what can be said about the tree without running it.
 
-mod docs;
+pub mod docs;
 mod layers;
 mod rust;
 

@@ -19,6 +19,8 @@ use crate::flood::long;
 use crate::journal::took_sigkill;
 use crate::output::sha256_of;
 
+/// From a disconnect or a stop to the last trace, where nothing has to be killed for it. SPEC 3: KILL comes after 2 s.
+const AT_ONCE: Duration = Duration::from_secs(2);
 /// Bytes between a program that prints and who has stopped reading. Chosen: sockets, buffers and the terminal hold less.
 const IN_FLIGHT_MAX: usize = 1 << 20;
 /// What the supervisor may grow by for the bytes of 16 sessions in flight (issue 3).
@@ -137,6 +139,7 @@ fn sixteen_clients_that_never_read_cost_neither_memory_nor_cpu_time() {
         assert!(transcript.output.len() < IN_FLIGHT_MAX, "{} bytes were on their way", transcript.output.len());
     }
     eprintln!("an interrupt ends them at most {slowest:?} after reading goes on");
+    assert!(slowest < AT_ONCE, "an interrupt took {slowest:?}");
 }
 
 #[test]
@@ -198,8 +201,12 @@ fn sixty_four_mebibytes_for_a_program_that_never_reads_cost_the_supervisor_nothi
 /// Hangs up, and fails unless the session is gone before anything would have to be killed.
 fn assert_gone_at_once(fixture: &Fixture, session: Session) {
     let unit = session.unit.clone();
+    let begun = Instant::now();
     drop(session);
     fixture.wait_until_gone(&unit, SOON);
+    let elapsed = begun.elapsed();
+    eprintln!("gone {elapsed:?} after the disconnect");
+    assert!(elapsed < AT_ONCE, "it took {elapsed:?}");
     assert!(!took_sigkill(fixture, &unit));
 }
 
@@ -240,8 +247,10 @@ fn a_disconnect_is_seen_at_once_while_both_directions_are_blocked() {
 fn a_half_close_is_seen_at_once_while_both_directions_are_blocked() {
     let fixture = Fixture::new();
     let session = blocked_both_ways(&fixture);
+    let begun = Instant::now();
     session.half_close().unwrap();
     fixture.wait_until_gone(&session.unit, SOON);
+    assert!(begun.elapsed() < AT_ONCE, "it took {:?}", begun.elapsed());
     assert!(!took_sigkill(&fixture, &session.unit));
 }
 
@@ -272,6 +281,7 @@ fn a_stop_takes_effect_as_soon_as_the_input_before_it_is_taken() {
 
     assert_eq!((transcript.exit, transcript.stopped), (Some(Exit::stopped()), true));
     eprintln!("stopped {elapsed:?} after a mebibyte of input before the stop began to move");
+    assert!(elapsed < AT_ONCE, "it took {elapsed:?}");
     assert!(!took_sigkill(&fixture, &unit));
 }
 
@@ -281,8 +291,11 @@ fn a_stop_behind_input_that_the_program_never_reads_takes_effect_at_once() {
     let mut session = fixture.start_sh("stty raw -echo; echo ready; exec sleep 1000");
     session.output_until(b"ready", SOON).unwrap();
     session.input(&vec![b'x'; 4 << 20]).unwrap();
+    let begun = Instant::now();
     let transcript = session.stop_and_read();
+    let elapsed = begun.elapsed();
     assert_eq!((transcript.exit, transcript.stopped), (Some(Exit::stopped()), true));
+    assert!(elapsed < AT_ONCE, "it took {elapsed:?}");
     assert!(!took_sigkill(&fixture, &session.unit));
 }
 
@@ -362,9 +375,10 @@ fn an_interrupt_after_a_flood_of_output_ends_it_soon_after_reading_goes_on() {
     session.input(b"\x03").unwrap();
     let begun = Instant::now();
     let transcript = session.read_to_end();
-    let bytes = transcript.output.len();
-    eprintln!("an interrupt ended it {:?} after reading went on, {bytes} bytes later", begun.elapsed());
+    let (elapsed, bytes) = (begun.elapsed(), transcript.output.len());
+    eprintln!("an interrupt ended it {elapsed:?} after reading went on, {bytes} bytes later");
     assert_eq!(transcript.exit, Some(exited(130)));
+    assert!(elapsed < AT_ONCE, "it took {elapsed:?}");
     assert!(bytes < IN_FLIGHT_MAX, "{bytes} bytes were on their way");
 }
 

@@ -16,7 +16,7 @@ use crate::outside::{DropIn, PROBE, RestartAtEnd, Running, SERVER, SUPERVISOR, o
 
 const SOCKET: &str = "/run/opencode-pty/supervisor.sock";
 /// The longest a stranger may be kept: the five seconds of the handshake (SPEC 3), and what a loaded machine adds.
-const BOUNDED: Duration = Duration::from_secs(20);
+const BOUNDED: Duration = Duration::from_secs(7);
 
 /// A directory in which a start of a stranger would leave a file; fails at the end if there is one.
 struct Bait<'a> {

@@ -13,9 +13,8 @@ use crate::fixture::{Fixture, RUNTIME, SHORT_RUNTIME, SOON, Session, exited, sid
 use crate::journal::took_sigkill;
 use crate::outside::SUPERVISOR;
 
-/// From a disconnect to the last trace, where TERM and HUP are obeyed or not. SPEC 3: KILL comes after 2 s; chosen, for a
-/// machine that has other things to do.
-const GONE: Duration = Duration::from_secs(15);
+/// From a disconnect to the last trace, where TERM and HUP are obeyed or not. SPEC 3: KILL comes after 2 s.
+const GONE: Duration = Duration::from_secs(5);
 
 /// Says the pids of a child in a session of its own, of one that was forked twice, and of one that ignores signals.
 const CHILDREN: &str = r"

@@ -18,8 +18,8 @@ use crate::outside::Running;
 
 /// Less than the 3 s that one call may take: who waited for what hangs takes longer. A busy machine costs less.
 const NOT_HANGING: Duration = Duration::from_millis(2_500);
-/// More than the 5 s a launcher may take and the 2 s until it is killed, for a busy machine.
-const KILLED: Duration = Duration::from_secs(20);
+/// More than the 5 s a launcher may take and the 2 s until it is killed.
+const KILLED: Duration = Duration::from_secs(9);
 
 /// A file system of directories that are all empty, whatever their name. Its daemon is root's, its files the account's.
 const DAEMON: &str = r"

@@ -20,6 +20,9 @@ use crate::wait::within;
 
 type Job = Box<dyn FnOnce() + Send>;
 
+/// What the pool's threads are called: at most 15 bytes, the kernel's limit.
+pub const THREAD_NAME: &str = "foreign-files";
+
 /// The pool. Threads start when they are first needed, and stay.
 #[derive(Clone, Debug)]
 pub struct Pool {
@@ -231,7 +234,7 @@ impl Pool {
         if start_one {
             let (looks, closes) = (self.looks.queue.clone(), self.closes.queue.clone());
             let threads = Arc::clone(&self.threads);
-            let started = std::thread::Builder::new().name("foreign-files".to_owned()).spawn(move || {
+            let started = std::thread::Builder::new().name(THREAD_NAME.to_owned()).spawn(move || {
                 while let Ok(job) = block_on(looks.recv().or(closes.recv())) {
                     job();
                     lock(&threads).jobs -= 1;

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use opencode_pty::frame::message::{ErrorCode, Exit};
 use opencode_pty::frame::{Kind, encode};
+use opencode_pty::limits::FOREIGN_CALL_THREADS;
+use opencode_pty::supervisor::foreign::THREAD_NAME;
 use support::host::{self, BootOptions, Host, Suite, WORKSPACE};
 use support::peer::{Frame, Peer, PeerError, Transcript};
 use support::random::Random;
@@ -167,7 +169,10 @@ struct Tally {
 struct Held {
     supervisor: String,
     descriptors: usize,
-    threads: usize,
+    /// The names of those that are not the pool's. The pool's start when so many are first needed at once, which is for the
+    /// machine to say (0 of 4 at "before" have been seen), and stay.
+    threads: Vec<String>,
+    pool_within_limit: bool,
     terminals: String,
     units: String,
     processes: usize,
@@ -183,9 +188,7 @@ struct Soak<'a> {
 
 impl Soak<'_> {
     fn run(&self, seed: u64, time: Duration, sessions: u64) -> Result<bool, Failure> {
-        // Of every kind, so that the pool's threads are there, too.
         self.work(seed ^ 1, false, |count| count < WARM_UP * WORKERS as u64);
-        // Descriptors of the foreign pool's threads and the like are there now.
         let before = self.settled(None)?;
         let resident_before = self.resident_kib(&before)?;
         let warm = self.tally.lock().map(|mut tally| std::mem::take(&mut *tally)).unwrap_or_default();
@@ -457,11 +460,15 @@ impl Soak<'_> {
     fn held(&self) -> Result<Held, Failure> {
         let root = |script: &str| self.host.sh_ok(script);
         let supervisor = root("systemctl show --property=MainPID --value opencode-pty-supervisor.service")?;
-        let count = |what: &str| -> Result<usize, Failure> {
-            let entries = fs::read_dir(self.host.path(format!("/proc/{supervisor}/{what}")));
-            entries.map(Iterator::count).map_err(|error| Failure::Failed(format!("cannot look at {what}: {error}")))
+        let entries = |what: &str| {
+            fs::read_dir(self.host.path(format!("/proc/{supervisor}/{what}")))
+                .map_err(|error| Failure::Failed(format!("cannot look at {what}: {error}")))
         };
-        let (descriptors, threads) = (count("fd")?, count("task")?);
+        let descriptors = entries("fd")?.count();
+        let names = entries("task")?.flatten().filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+        let (pool, mut threads): (Vec<String>, Vec<String>) =
+            names.map(|name| name.trim_end().to_owned()).partition(|name| name == THREAD_NAME);
+        threads.sort();
         // The kernel's own count is that of all hosts on this machine.
         let terminals = root("ls /dev/pts | grep -c '^[0-9]' || true")?;
         let units = root(
@@ -472,7 +479,8 @@ impl Soak<'_> {
             } | grep -v opencode-pty-supervisor || true",
         )?;
         let processes = root("pgrep -c -u byk")?.parse().unwrap_or(0);
-        Ok(Held { supervisor, descriptors, threads, terminals, units, processes })
+        let pool_within_limit = pool.len() <= FOREIGN_CALL_THREADS;
+        Ok(Held { supervisor, descriptors, threads, pool_within_limit, terminals, units, processes })
     }
 
     fn resident_kib(&self, held: &Held) -> Result<u64, Failure> {

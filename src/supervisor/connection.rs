@@ -90,7 +90,7 @@ impl From<Denial> for Refusal {
     fn from(denial: Denial) -> Self {
         match denial {
             Denial::Stranger(reason) => Self::Silent(reason),
-            Denial::Unauthenticated(reason) => {
+            Denial::Unauthenticated(reason) | Denial::Unanswered(reason) => {
                 Self::told(ErrorCode::Unauthenticated, "the caller could not be verified", reason)
             }
         }
@@ -233,7 +233,7 @@ async fn shake_hands(
     let deadline = Instant::now() + HANDSHAKE_TIME;
     let late = |message| Refusal::told(ErrorCode::Timeout, message, "");
 
-    let peer = until(deadline, peer::identify(stream, cred, context))
+    let peer = find_out(deadline, peer::identify(stream, cred, context))
         .await
         .ok_or_else(|| Refusal::Silent("its identity was not found out in time".to_owned()))??;
     drop(place);
@@ -247,7 +247,7 @@ async fn shake_hands(
         .await
         .ok_or_else(|| late("the directory could not be examined in time"))??;
     // The second look comes last. What a session registers at the bus is on its way meanwhile; its time is bounded, too.
-    let (confirmed, session) = zip(until(deadline, peer.confirm(context)), Session::new(context)).await;
+    let (confirmed, session) = zip(find_out(deadline, peer.confirm(context)), Session::new(context)).await;
     let denied = match confirmed {
         Some(Ok(())) => None,
         Some(Err(denial)) => Some(denial.into()),
@@ -267,6 +267,16 @@ async fn shake_hands(
     };
     context.pool.dispose(vec![directory]);
     Err(refusal)
+}
+
+/// What is found out of the peer, or `None` if that is not there by `deadline`.
+///
+/// A question to the manager has a limit of its own, as long as a handshake's. Who is woken late finds both over, and then the
+/// manager was late: that says nothing of the peer.
+async fn find_out<T>(deadline: Instant, work: impl Future<Output = Result<T, Denial>>) -> Option<Result<T, Denial>> {
+    let found = until(deadline, work).await?;
+    let late = matches!(found, Err(Denial::Unanswered(_))) && Instant::now() >= deadline;
+    (!late).then_some(found)
 }
 
 /// Whether the descriptor is the directory the frame speaks of.

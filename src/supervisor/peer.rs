@@ -13,7 +13,7 @@ use smol::future::zip;
 use super::Context;
 use crate::report::Chain;
 use crate::sys::peer::{self, Credentials, PeerPidfd};
-use crate::systemd::UnitState;
+use crate::systemd::{CallError, UnitState};
 
 /// The server's main process: held, and known to be in one invocation of its unit.
 #[derive(Debug)]
@@ -30,13 +30,15 @@ pub enum Denial {
     Stranger(String),
     /// It has the server's pid, and something else is wrong.
     Unauthenticated(String),
+    /// It has the server's pid, and the manager did not answer.
+    Unanswered(String),
 }
 
 impl fmt::Display for Denial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Stranger(reason) => write!(f, "a stranger: {reason}"),
-            Self::Unauthenticated(reason) => write!(f, "not authenticated: {reason}"),
+            Self::Unauthenticated(reason) | Self::Unanswered(reason) => write!(f, "not authenticated: {reason}"),
         }
     }
 }
@@ -62,7 +64,7 @@ pub async fn identify(stream: &Async<UnixStream>, cred: Credentials, context: &C
 
     // 3: what PID 1 says of it. Both at once: it answers in order, and what holds of the process before step 4 holds then.
     let (membership, state) = zip(context.manager.unit_of(pidfd.as_fd(), cred.pid), read_server(context)).await;
-    let membership = membership.map_err(|error| denied(format!("cannot find its unit: {}", Chain(&error))))?;
+    let membership = membership.map_err(|error| unknown("cannot find its unit", &error))?;
     if membership.unit != context.options.server_unit {
         return Err(denied(format!("it belongs to {}", crate::report::quoted(&membership.unit))));
     }
@@ -84,7 +86,7 @@ pub async fn identify(stream: &Async<UnixStream>, cred: Credentials, context: &C
 
 async fn read_server(context: &Context) -> Result<UnitState, Denial> {
     let read = context.manager.read(&context.options.server_unit).await;
-    read.map_err(|error| denied(format!("cannot read the server's unit: {}", Chain(&error))))
+    read.map_err(|error| unknown("cannot read the server's unit", &error))
 }
 
 /// What the server's unit must say for `pid` to be its main process.
@@ -105,6 +107,15 @@ fn check_server(state: &UnitState, pid: u32, context: &Context) -> Result<(), De
         return Ok(());
     };
     Err(denied(problem))
+}
+
+/// A call to the manager that failed.
+fn unknown(what: &str, error: &CallError) -> Denial {
+    let reason = format!("{what}: {}", Chain(error));
+    match error {
+        CallError::NoAnswer { .. } => Denial::Unanswered(reason),
+        _ => Denial::Unauthenticated(reason),
+    }
 }
 
 fn denied(reason: impl Into<String>) -> Denial {

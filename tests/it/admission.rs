@@ -3,11 +3,13 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use opencode_pty::frame::message::ErrorCode;
-use support::fake_manager::{Answer, NO_SUCH_UNIT, PROCESS_UNKNOWN, Server, UNKNOWN_METHOD};
+use opencode_pty::limits::HANDSHAKE_TIME;
+use rustix::process::Signal;
+use support::fake_manager::{Answer, NO_SUCH_UNIT, PROCESS_UNKNOWN, Server, State, UNKNOWN_METHOD};
 use support::peer::{Frame, Peer};
 use support::standin::Probed;
 
-use crate::scene::{ACCOUNT_ID, LONG, SERVER_UNIT, Scene};
+use crate::scene::{ACCOUNT_ID, LONG, SERVER_UNIT, Scene, WHILE};
 
 /// A refusal of somebody who asked for a session: a word for the server itself, silence for a stranger.
 fn refusal(scene: &Scene) -> Option<ErrorCode> {
@@ -192,6 +194,36 @@ fn a_second_check_that_gets_no_answer_starts_nothing() {
     scene.check_that_a_session_works();
 }
 
+/// A question to the manager has a limit of its own, which ends right after the handshake's. Who found both over told the server
+/// that it could not be verified.
+#[test]
+fn a_supervisor_that_is_woken_late_says_what_was_late_and_what_was_wrong() {
+    let mut scene = Scene::set();
+    let (mut unanswered, mut wrong) = (authenticated(&scene), authenticated(&scene));
+    scene.fake.answer_for("GetAll", SERVER_UNIT, Answer::Silence, usize::MAX);
+    let asked = scene.fake.with(|state| state.called("GetAll", SERVER_UNIT));
+    unanswered.start_in(scene.directory(), 60, &["/bin/true"]).unwrap();
+    let again = |state: &mut State| (state.called("GetAll", SERVER_UNIT) > asked).then_some(());
+    scene.fake.wait("the server's unit to be read again", again);
+
+    scene.supervisor().signal(Signal::STOP);
+    // There before the time is over, and read after it.
+    wrong.send_raw(b"nonsense, at least twelve bytes of it", &[]).unwrap();
+    std::thread::sleep(HANDSHAKE_TIME + WHILE);
+    scene.supervisor().signal(Signal::CONT);
+
+    let (code, message) = unanswered.read_to_end(LONG).unwrap().error.unwrap();
+    assert_eq!(code, ErrorCode::Timeout, "{message}");
+    assert!(message.contains("service manager"), "{message}");
+    let (code, message) = wrong.read_until_closed(LONG).unwrap().error.unwrap();
+    assert_eq!(code, ErrorCode::BadFrame, "{message}");
+    scene.fake.with(|state| {
+        assert_eq!(state.called("StartTransientUnit", ""), 0);
+        state.script.answers.clear();
+    });
+    scene.check_that_a_session_works();
+}
+
 #[test]
 fn one_session_more_than_there_are_slots_is_refused_as_busy_and_not_queued() {
     let scene = Scene::with_sessions_max(2);
@@ -236,23 +268,32 @@ fn half_a_start_frame_is_given_up_in_time_and_its_descriptor_closed() {
     scene.assert_idle("half a start frame");
 }
 
+/// Tells threads to end when it is dropped.
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn strangers_in_any_number_take_nothing_from_the_server() {
     let scene = Scene::with_sessions_max(1);
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let floods: Vec<_> = (0..3)
-            .map(|_| {
-                scope.spawn(|| {
-                    while !ended.load(Ordering::Relaxed) {
-                        // Root is a stranger, too: it is not the account.
-                        if let Ok(peer) = Peer::connect(&scene.socket()) {
-                            drop(peer);
-                        }
+        // Also when this thread fails: the scope waits for them.
+        let end_floods = Ending(&ended);
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !ended.load(Ordering::Relaxed) {
+                    // Root is a stranger, too: it is not the account.
+                    if let Ok(peer) = Peer::connect(&scene.socket()) {
+                        drop(peer);
                     }
-                })
-            })
-            .collect();
+                }
+            });
+        }
         let probing = scope.spawn(|| {
             // More than the minute's quota of those that are the account.
             let loops = "i=0; while [ $i -lt 150 ]; do \"$0\" probe \"$1\"; i=$((i + 1)); done";
@@ -266,10 +307,7 @@ fn strangers_in_any_number_take_nothing_from_the_server() {
         let probed = probing.join().unwrap();
         assert_eq!(probed.text().lines().filter(|line| *line != "closed").count(), 0, "{}", probed.text());
         scene.check_that_a_session_works();
-        ended.store(true, Ordering::Relaxed);
-        for flood in floods {
-            flood.join().unwrap();
-        }
+        drop(end_floods);
     });
     scene.fake.with(|state| {
         assert!(state.called("GetUnitByPIDFD", "") <= 21, "strangers made the manager work");

@@ -22,6 +22,7 @@ use opencode_pty::frame::words::encode_word;
 use opencode_pty::frame::{self, Header, Kind};
 use opencode_pty::launcher::domain::Isolation;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use support::programs;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_opencode-pty");
 
@@ -201,6 +202,8 @@ fn descriptors_that_are_not_the_socket_and_the_directory_are_refused() {
 fn a_supervisor_that_has_gone_is_a_system_error() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     drop(ours);
+    // A child that another test starts has a copy of it until it executes its program: this waits for that.
+    assert_eq!((&theirs).read(&mut [0]).unwrap(), 0);
     let output = client(theirs, File::open("/").unwrap(), &["0", &encode_word("true")]);
     assert_eq!(output.status.code(), Some(71), "{output:?}");
 }
@@ -330,8 +333,7 @@ fn plain_launcher() -> Command {
 fn installed(scratch: &Scratch) -> PathBuf {
     let copy = scratch.0.join("opencode-pty-launcher");
     if !copy.exists() {
-        fs::copy(PROGRAM, &copy).unwrap();
-        fs::set_permissions(&copy, Permissions::from_mode(0o755)).unwrap();
+        programs::copy(Path::new(PROGRAM), &copy);
     }
     copy
 }
@@ -489,7 +491,7 @@ fn what_can_not_be_executed_is_one_line_and_a_shells_exit_code() {
     for (name, mode, content) in
         [("plain", 0o644, "echo hi\n"), ("ls", 0o755, "#!/bin/sh\necho wrong\n"), ("bare", 0o755, "echo $# $1\n")]
     {
-        fs::write(work.join(name), content).unwrap();
+        programs::write(&work.join(name), content);
         fs::set_permissions(work.join(name), Permissions::from_mode(mode)).unwrap();
     }
     for (words, want, code) in [

@@ -13,6 +13,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use support::host::workspace;
+use support::programs;
 use support::readiness::{MARKER_PATH, TEMPLATE_PATH, VERIFIER_PATH, marker, render, revision_line};
 
 /// A shell, with the stat(1) and sha256sum(1) that go with it.
@@ -94,7 +95,7 @@ impl Root {
         let template = fs::read_to_string(workspace().join(TEMPLATE_PATH)).unwrap();
         fs::create_dir_all(self.at("/usr/local/libexec")).unwrap();
         fs::create_dir_all(self.at("/etc/opencode")).unwrap();
-        self.write(VERIFIER_PATH, 0o755, &render(&template, &revision()).unwrap());
+        programs::write(&self.at(VERIFIER_PATH), &render(&template, &revision()).unwrap());
         self.write("/usr/local/libexec/opencode-pty-supervisor", 0o755, BINARY);
         self.sh("cd usr/local/libexec
             ln opencode-pty-supervisor opencode-pty-launcher
@@ -351,7 +352,7 @@ fn a_verifier_that_was_not_rendered_for_a_revision_refuses_everything() {
             ["@REVISION@", "", "revision=", &right.to_uppercase(), &format!("{right}0"), &right[..right.len() - 1]]
         {
             let rendered = render(&template, line).unwrap();
-            root.write(VERIFIER_PATH, 0o755, &rendered);
+            programs::write(&root.at(VERIFIER_PATH), &rendered);
             root.write(MARKER_PATH, 0o644, &marker(line, &root.binary_hash()));
             let verdict = root.verify();
             assert!(verdict.is_not_ready_because("not rendered for a revision"), "{shell:?}, '{line}': {verdict:?}");

@@ -75,7 +75,7 @@ pub fn is_not_a_socket(error: &io::Error) -> bool {
 mod tests {
     use super::*;
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, sendmsg};
-    use std::io::IoSlice;
+    use std::io::{IoSlice, Read};
     use std::os::fd::BorrowedFd;
     use std::os::unix::net::UnixStream;
 
@@ -105,6 +105,8 @@ mod tests {
     fn a_closed_peer_is_the_end_of_the_stream_and_an_error_to_send_to() {
         let (left, right) = UnixStream::pair().unwrap();
         drop(left);
+        // A child that another test starts has a copy of it until it executes its program: this waits for that.
+        assert_eq!((&right).read(&mut [0]).unwrap(), 0);
         let received = receive(&right, &mut [0; 8], &mut Vec::new()).unwrap();
         assert_eq!(received.bytes, 0);
         assert_eq!(send_bytes(&right, b"x").unwrap_err().kind(), io::ErrorKind::BrokenPipe);

@@ -16,6 +16,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use support::fake_manager::{Bus, FakeManager, Server};
 use support::peer::Peer;
+use support::programs;
 use support::standin::Standin;
 
 /// Longer than anything here takes; only a failing test waits this long.
@@ -284,9 +285,8 @@ impl Place {
         for (from, name) in [(PRODUCT.into(), "opencode-pty-client"), (standin_path(), "opencode-standin")] {
             let to = place.0.join(name);
             if fs::hard_link(&from, &to).is_err() {
-                // Another file system. Copied by a child: a fork of another test's thread that holds a writable
-                // descriptor of it for a moment would make executing it fail with ETXTBSY.
-                assert!(Command::new("cp").arg(&from).arg(&to).status().unwrap().success());
+                // Another file system.
+                programs::copy(&from, &to);
             }
         }
         place

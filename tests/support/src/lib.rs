@@ -18,6 +18,7 @@ pub mod markdown;
 pub mod page;
 /// A test's side of the protocol.
 pub mod peer;
+pub mod programs;
 /// Random numbers that are the same on every run.
 pub mod random;
 /// The readiness verifier and its marker.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use opencode_pty::frame::message::{ErrorCode, Exit, encode_error};
 use opencode_pty::frame::{Kind, encode};
 use support::peer::{Frame, Peer, PeerError};
+use support::programs;
 use support::standin::{Probed, Standin, StartError};
 
 const SOON: Duration = Duration::from_secs(30);
@@ -28,11 +29,7 @@ impl Scene {
         let dir = std::env::temp_dir().join(format!("opencode-standin-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let (control, supervisor, script) = (dir.join("control.sock"), dir.join("supervisor.sock"), dir.join("client"));
-        // Written by a child: another test's thread forks at any time, and a writable descriptor of a script that
-        // such a fork holds for a moment would make executing it fail with ETXTBSY.
-        let text = format!("#!/bin/sh\n{client}\n");
-        let write = ["-c", "printf %s \"$1\" > \"$2\" && chmod 755 \"$2\"", "sh", &text];
-        assert!(Command::new("/bin/sh").args(write).arg(&script).status().unwrap().success());
+        programs::write(&script, &format!("#!/bin/sh\n{client}\n"));
         let listener = UnixListener::bind(&supervisor).unwrap();
         let process = Command::new(env!("CARGO_BIN_EXE_opencode-standin"))
             .arg("serve")

@@ -39,10 +39,7 @@ fn nobody_but_the_servers_main_process_gets_a_word() {
 fn a_main_pid_that_is_not_the_peers_closes_it_without_a_word() {
     let scene = Scene::set();
     scene.fake.with(|state| state.server.main_pid = 1);
-    scene.fake.announce_server();
-    scene
-        .fake
-        .wait("the server's unit to be read again", |state| (state.called("GetAll", SERVER_UNIT) > 1).then_some(()));
+    scene.look_at_the_server_again();
     // The answer may still be on its way to the supervisor: then it knows the peer's pid and gives it a word.
     let refusals: Vec<_> = (0..20).map(|_| refusal(&scene)).take_while(Option::is_some).collect();
     assert!(refusals.len() < 20, "{refusals:?}");
@@ -54,10 +51,7 @@ fn a_server_that_is_restarted_gets_in_under_its_new_pid_without_waiting() {
     let scene = Scene::set();
     let pid = scene.standin.pid();
     scene.fake.with(|state| state.server.main_pid = 1);
-    scene.fake.announce_server();
-    scene
-        .fake
-        .wait("the server's unit to be read again", |state| (state.called("GetAll", SERVER_UNIT) > 1).then_some(()));
+    scene.look_at_the_server_again();
     // No signal this time: the connection itself must make the supervisor look.
     scene.fake.with(|state| state.server.main_pid = pid);
     scene.check_that_a_session_works();

@@ -325,7 +325,8 @@ fn an_idle_supervisor_with_an_idle_session_does_not_wake_up() {
             })
             .collect()
     };
-    // What the start set in motion comes to rest first.
+    // What the start set in motion comes to rest first. The last of it is the status, a while later.
+    assert!(scene.supervisor().wait_for_notice("STATUS=1/16 sessions"));
     let mut before = BTreeMap::new();
     while before != wake_ups() {
         before = wake_ups();

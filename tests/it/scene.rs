@@ -94,12 +94,23 @@ impl Scene {
         let mut scene = Self::without_waiting(setting);
         let ready = scene.supervisor().wait_for_notice("READY=1");
         assert!(ready, "the supervisor ended before it was ready:\n{}", scene.supervisor().log());
-        // From here on it knows the server's main process, and has all that it needs to wait for sessions.
         scene
             .fake
             .wait("the server's unit to be read", |state| (state.called("GetAll", SERVER_UNIT) > 0).then_some(()));
+        // It looks again when it has taken in the first answer. From here on it knows the server's main process, and has all that
+        // it needs to wait for sessions; who connected before would make it look a second time, some while later.
+        scene.look_at_the_server_again();
         scene.idle_descriptors = scene.descriptors();
         scene
+    }
+
+    /// Has the supervisor look at the server's unit, as it is now, and waits until it has asked.
+    pub fn look_at_the_server_again(&self) {
+        let looks = self.fake.with(|state| state.called("GetAll", SERVER_UNIT));
+        self.fake.announce_server();
+        self.fake.wait("the server's unit to be read again", |state| {
+            (state.called("GetAll", SERVER_UNIT) > looks).then_some(())
+        });
     }
 
     /// The same without waiting.

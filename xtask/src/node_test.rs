@@ -48,6 +48,8 @@ const HOME: &str = "/home/byk/node";
 const RUN_SECONDS_MAX: u32 = 600;
 /// How long something of a killed server's session may still be there. Chosen: two seconds are usual.
 const GONE_TIME: Duration = Duration::from_secs(30);
+/// Between two looks at what sends no event to here.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// The server's unit and socket of a run.
 #[derive(Clone, Copy)]
@@ -216,7 +218,7 @@ impl Smoke {
         for _ in 0..self.runs {
             self.run_scenarios(runtime, INSTALLED, false, table)?;
             if self.descriptors.is_none() {
-                self.descriptors = Some(self.supervisor_descriptors()?);
+                self.descriptors = Some(self.settled_descriptors()?);
             }
         }
         if self.only.is_none() {
@@ -290,7 +292,7 @@ impl Smoke {
             if Instant::now() > deadline {
                 return Ok(Outcome::Failed(format!("still there: {left}")));
             }
-            thread::sleep(Duration::from_millis(50));
+            thread::sleep(LOOK_AGAIN);
         }
     }
 
@@ -360,6 +362,23 @@ impl Smoke {
         ))?)
     }
 
+    /// The same, once it stays: the last connection may still be closing.
+    fn settled_descriptors(&self) -> Result<String, Failure> {
+        let deadline = Instant::now() + GONE_TIME;
+        let mut last = self.supervisor_descriptors()?;
+        loop {
+            thread::sleep(LOOK_AGAIN);
+            let now = self.supervisor_descriptors()?;
+            if now == last {
+                return Ok(now);
+            }
+            if Instant::now() > deadline {
+                return Err(Failure::Failed(format!("the supervisor had open:\n{last}\nand then:\n{now}")));
+            }
+            last = now;
+        }
+    }
+
     /// What the supervisor has open that it didn't, or doesn't any more; nothing is how it must be.
     fn supervisor_is_as_before(&self) -> Result<Option<String>, Failure> {
         let deadline = Instant::now() + GONE_TIME;
@@ -369,7 +388,7 @@ impl Smoke {
             if Instant::now() > deadline {
                 return Ok(Some(format!("the supervisor had open:\n{before}\nand has:\n{now}")));
             }
-            thread::sleep(Duration::from_millis(50));
+            thread::sleep(LOOK_AGAIN);
         }
     }
 

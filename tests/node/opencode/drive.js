@@ -49,6 +49,8 @@ class Conversation {
   /** The same, and waits until the model has said its last word; gives this prompt's tool calls. */
   async run(...steps) {
     const name = await this.prompt(...steps);
+    // A session that has taken a prompt is not busy with it at once.
+    await until('the last word', () => model.finished.has(name));
     await this.idle();
     return this.calls(name);
   }
@@ -64,6 +66,7 @@ class Conversation {
   async calls(name) {
     const messages = await api('GET', `/session/${this.id}/message`);
     const start = messages.findIndex(({ parts }) => parts.some((part) => part.text === `script:${name}`));
+    assert.notEqual(start, -1, `the prompt ${name} is not in the session`);
     const parts = messages.slice(start).flatMap((message) => message.parts);
     return parts.filter(({ type }) => type === 'tool').map(({ tool, state }) => ({ tool, ...state }));
   }

@@ -10,6 +10,8 @@ const REQUEST_BYTES_MAX = 16 << 20;
 
 export class Model {
   requests = [];
+  /** The scripts whose last word has been said. */
+  finished = new Set();
   #scripts = new Map();
   #server = createServer((request, response) => this.#answer(request, response));
   #serial = 0;
@@ -54,7 +56,9 @@ export class Model {
     const results = after.filter(({ role }) => role === 'tool').map((message) => parsed(text(message)));
     const turns = after.filter(({ role, tool_calls: calls }) => role === 'assistant' && calls?.length > 0).length;
     const steps = this.#scripts.get(name) ?? [];
-    return turns < steps.length ? steps[turns](results) : 'Done.';
+    if (turns < steps.length) return steps[turns](results);
+    this.finished.add(name);
+    return 'Done.';
   }
 
   *#deltas(step) {

@@ -15,12 +15,14 @@ import { connect, decodeText, openDirectory } from '../client/index.js';
 
 /** How long anything that normally takes milliseconds may take: a busy machine is no failure. Chosen. */
 export const SOON = 30_000;
+/** What the supervisor allows for a handshake (SPEC 7), in milliseconds: who takes longer is told `timeout`. */
+export const HANDSHAKE_TIME = 5_000;
 /** A runtime that is soon over, in seconds. Chosen: it begins when the unit is up, and what else a start takes is part of it. */
 export const SHORT_RUNTIME = 3;
 /** How long one scenario may take. Chosen. */
 const SCENARIO_TIME = 120_000;
-/** How long after a scenario something of it may still be there. Chosen. */
-const LEFT_TIME = 10_000;
+/** How long after a scenario something of it may still be there: the manager may take ten seconds for a stop. Chosen. */
+const LEFT_TIME = 30_000;
 /** Between two looks at something that sends no event. */
 const LOOK_AGAIN = 20;
 /** The helper that is installed. */
@@ -248,7 +250,10 @@ export async function waitFor(what, look, time = SOON) {
   }
 }
 
-/** The descriptors this process has open, each as `number target`. */
+/** What bun opens and closes for itself at any time: for its event loops, its random numbers, and copies of its stdout. */
+const OWN = / (anon_inode:\[(eventpoll|eventfd|timerfd)\]|\/dev\/urandom|\/proc\/\d+\/statm)$/;
+
+/** The descriptors this process has open, each as `number target`, without those that are bun's own. */
 export function descriptors() {
   const found = [];
   for (const number of readdirSync('/proc/self/fd')) {
@@ -258,7 +263,9 @@ export function descriptors() {
       // The one that read the directory.
     }
   }
-  return found;
+  if (process.versions.bun === undefined) return found;
+  const stdout = readlinkSync('/proc/self/fd/1');
+  return found.filter((line) => !OWN.test(line) && !line.endsWith(` ${stdout}`));
 }
 
 /** The children of all threads of this process. */
@@ -302,16 +309,7 @@ export function sessions() {
   }
 }
 
-/** What bun opens and closes for itself at any time: for its event loops, its random numbers, and copies of its stdout. */
-const OWN = / (anon_inode:\[(eventpoll|eventfd|timerfd)\]|\/dev\/urandom|\/proc\/\d+\/statm)$/;
-
-function state() {
-  const all = descriptors();
-  const stdout = readlinkSync('/proc/self/fd/1');
-  const isOwn = (line) => OWN.test(line) || line.endsWith(` ${stdout}`);
-  const counted = process.versions.bun === undefined ? all : all.filter((line) => !isOwn(line));
-  return { descriptors: counted, children: children(), sessions: sessions() };
-}
+const state = () => ({ descriptors: descriptors(), children: children(), sessions: sessions() });
 
 function same(now, before) {
   // A runtime may close late what the first session made it open. That is no leak, and must not hide one either.

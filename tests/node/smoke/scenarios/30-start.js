@@ -5,23 +5,30 @@ import { existsSync, mkdirSync, renameSync, rmdirSync, symlinkSync, writeFileSyn
 import { join } from 'node:path';
 
 import { openDirectory } from '../../client/index.js';
-import { HELPER, allText, children, scenario, waitFor } from '../harness.js';
+import { HANDSHAKE_TIME, HELPER, allText, children, scenario, waitFor } from '../harness.js';
 
-/** Sessions at a time, below the supervisor's 16 places. */
-const AT_A_TIME = 8;
+/** Sessions at a time: each is an interpreter that has five seconds from connecting to the last byte of its frame. Chosen. */
+const AT_A_TIME = 4;
 
 scenario('a start frame may be split at every offset', async (t) => {
   let [next, last] = [1, Infinity];
   const worker = async () => {
     while (next < last) {
       const offset = next++;
-      try {
-        const session = await t.start(['true'], { helper: t.pythonHelper('split.py', String(offset)), helperTime: 30_000 });
-        assert.deepEqual(await session.exit, { code: 0, signal: null, result: 'success', stopped: false });
-      } catch (error) {
-        // 90: the frame is no longer than that.
-        if (error.code !== 'helper' || !error.message.includes('ended with 90:')) throw error;
-        last = Math.min(last, offset);
+      const helper = t.pythonHelper('split.py', String(offset));
+      for (let done = false; !done; ) {
+        const begun = performance.now();
+        try {
+          const session = await t.start(['true'], { helper, helperTime: 30_000 });
+          assert.deepEqual(await session.exit, { code: 0, signal: null, result: 'success', stopped: false });
+          done = true;
+        } catch (error) {
+          // 90: the frame is no longer than that.
+          done = error.code === 'helper' && error.message.includes('ended with 90:');
+          if (done) last = Math.min(last, offset);
+          // Once more where the handshake's time was over, on a machine that stood still.
+          else if (error.code !== 'timeout' || performance.now() - begun < HANDSHAKE_TIME) throw error;
+        }
       }
     }
   };

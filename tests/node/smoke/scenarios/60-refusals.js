@@ -5,7 +5,7 @@ import { createServer } from 'node:net';
 import { join } from 'node:path';
 
 import { connect, openDirectory } from '../../client/index.js';
-import { children, scenario, sleep, waitFor } from '../harness.js';
+import { HANDSHAKE_TIME, SOON, children, scenario, sleep, waitFor } from '../harness.js';
 
 /** A start that must fail: gives the error, once helper, directory and connection are gone. */
 async function refused(t, options = {}, request = {}) {
@@ -76,11 +76,13 @@ scenario('a request that is none is refused before anything starts', async (t) =
 scenario('the seventeenth session is busy', async (t) => {
   const patient = async () => {
     for (;;) {
+      const begun = performance.now();
       try {
         return await t.start(['sleep', '60']);
       } catch (error) {
-        // A place of the scenario before may be given back only now.
-        if (error.code !== 'busy') throw error;
+        // A place of the scenario before may be given back only now; and sixteen helpers take a busy machine long.
+        const late = error.code === 'timeout' && performance.now() - begun >= HANDSHAKE_TIME;
+        if (error.code !== 'busy' && !late) throw error;
       }
     }
   };
@@ -95,8 +97,8 @@ scenario('a start without an answer is given up', async (t) => {
 });
 
 scenario('the supervisor gives up a start that does not come', async (t) => {
-  // Its five seconds are fewer than our ten.
-  assert.equal((await refused(t, { helper: t.helper('exit 0') })).code, 'timeout');
+  // Its five seconds are fewer than ours.
+  assert.equal((await refused(t, { helper: t.helper('exit 0'), startedTime: SOON })).code, 'timeout');
 });
 
 scenario('a supervisor that is not there is said so', async (t) => {

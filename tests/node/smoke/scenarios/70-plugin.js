@@ -226,7 +226,7 @@ scenario('plugin: deletion takes back a start at each of its stages', async (t) 
   await asked.deleted(OWNER);
   await assert.rejects(within(SOON, 'the call to end', inApproval), code('session-deleted'));
 
-  const slow = await V1.load(t, { helper: t.helper('sleep 1\nexec "$REAL" "$@"') });
+  const slow = await V1.load(t, { helper: t.helper('exec sleep 60') });
   const inHelper = slow.spawn('sleep 100');
   await waitFor('the helper', () => (children().length > 0 ? null : 'no child'));
   await slow.deleted(OWNER);

@@ -51,10 +51,12 @@ fn build_helper(name: &str) -> Result<PathBuf, Error> {
     let mut build = cargo(&["rustc", "--package", "support", "--bin", name, "--"]);
     build.args(STATIC.split(' '));
     run(&mut build, &doing)?;
-    // Where cargo puts it, the next plain build puts another.
+    // Where cargo puts it, the next plain build puts another. By a rename: another command may be reading the one that is there.
     let copy = target().join("static").join(name);
+    let new = copy.with_extension(format!("{}.new", std::process::id()));
     std::fs::create_dir_all(target().join("static"))
-        .and_then(|()| std::fs::copy(target().join("debug").join(name), &copy))
+        .and_then(|()| std::fs::copy(target().join("debug").join(name), &new))
+        .and_then(|_| std::fs::rename(&new, &copy))
         .map_err(Error::system(doing))?;
     Ok(copy)
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::OnceLock;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use support::host::{self, BootOptions, Host, Suite};
 use support::vm;
@@ -397,36 +397,46 @@ fn vm(context: &Context) -> Ran {
     run_own(context, &["vm", "test"], &context.log("vm")).with_tests()
 }
 
+/// How long a demo may take on a machine that has everything. Chosen: a newcomer waits so long.
+const SECOND_DEMO_TIME: Duration = Duration::from_secs(5);
+/// How often it may try: a machine may stand still for a moment, and what is claimed is that it can. Chosen.
+const SECOND_DEMOS: usize = 3;
+
 /// The demo with a command, as the README shows it, and without.
 fn demo(context: &Context) -> Ran {
-    let log = context.log("demo");
-    let mut ran = Ran::default();
-    let with_command = ["--", "/bin/sh", "-c", "tty; id; pwd; exit 7"];
-    let ordinary_id = "uid=1000(byk) gid=1000(byk) groups=1000(byk)";
-    let expected: [(&[&str], i32, &[&str]); 2] = [
-        (&with_command, 7, &["/dev/pts/", ordinary_id, host::WORKSPACE, "exit: exited 7 (result exit-code)"]),
-        (&[], 0, &["/dev/pts/", ordinary_id, "exit: exited 0 (result success)", "is gone"]),
-    ];
-    for (words, code, texts) in expected {
-        let before = fs::read_to_string(&log).unwrap_or_default().len();
-        let started = Instant::now();
-        let run = run_own(context, &[&["demo"], words].concat(), &log);
-        let all = fs::read_to_string(&log).unwrap_or_default();
-        let said = all.get(before..).unwrap_or_default().replace('\r', "");
-        let missing: Vec<&str> = texts.iter().copied().filter(|text| !said.contains(text)).collect();
-        let id_line = said.lines().any(|line| line.contains("uid=") && !line.trim().ends_with(ordinary_id));
-        ran.fault = ran.fault.or_else(|| match run.code {
-            Some(found) if found != code => Some(format!("the demo exited {found} instead of {code}")),
-            None => run.fault,
-            Some(_) if !missing.is_empty() => Some(format!("the demo did not print '{}'", missing.join("', '"))),
-            Some(_) if id_line => Some("the session has a further group".to_owned()),
-            Some(_) if started.elapsed().as_secs() >= 5 && !before.eq(&0) => {
-                Some("a second demo took over 5 s".to_owned())
+    let demos = || -> Result<(), String> {
+        let with_command = ["--", "/bin/sh", "-c", "tty; id; pwd; exit 7"];
+        demo_once(context, &with_command, 7, &[host::WORKSPACE, "exit: exited 7 (result exit-code)"])?;
+        for _ in 0..SECOND_DEMOS {
+            if demo_once(context, &[], 0, &["exit: exited 0 (result success)", "is gone"])? < SECOND_DEMO_TIME {
+                return Ok(());
             }
-            Some(_) => None,
-        });
+        }
+        Err(format!("{SECOND_DEMOS} demos after the first took over {SECOND_DEMO_TIME:?} each"))
+    };
+    demos().map_or_else(Ran::fault, |()| Ran::default())
+}
+
+/// One demo; how long it took, if it ended with this code and said all of this.
+fn demo_once(context: &Context, words: &[&str], code: i32, texts: &[&str]) -> Result<Duration, String> {
+    let log = context.log("demo");
+    let ordinary_id = "uid=1000(byk) gid=1000(byk) groups=1000(byk)";
+    let before = fs::read_to_string(&log).unwrap_or_default().len();
+    let started = Instant::now();
+    let run = run_own(context, &[&["demo"], words].concat(), &log);
+    let took = started.elapsed();
+    let all = fs::read_to_string(&log).unwrap_or_default();
+    let said = all.get(before..).unwrap_or_default().replace('\r', "");
+    let wanted = ["/dev/pts/", ordinary_id].into_iter().chain(texts.iter().copied());
+    let missing: Vec<&str> = wanted.filter(|text| !said.contains(text)).collect();
+    let id_line = said.lines().any(|line| line.contains("uid=") && !line.trim().ends_with(ordinary_id));
+    match (run.code, run.fault) {
+        (None, fault) => Err(fault.unwrap_or_else(|| "the demo was killed".to_owned())),
+        (Some(found), _) if found != code => Err(format!("the demo exited {found} instead of {code}")),
+        _ if !missing.is_empty() => Err(format!("the demo did not print '{}'", missing.join("', '"))),
+        _ if id_line => Err("the session has a further group".to_owned()),
+        _ => Ok(took),
     }
-    ran
 }
 
 /// Runs this program again, with another command.

@@ -1,9 +1,8 @@
 //! Processes: a fork bomb, two sessions with all they may have, and sixteen sessions at once.
 
 use opencode_pty::frame::message::ErrorCode;
-use support::host::WORKSPACE;
 
-use crate::fixture::{Fixture, PLACES, RUNTIME, SOON, wait_until};
+use crate::fixture::{Fixture, PLACES, SOON, wait_until};
 use crate::pressure::{Others, SLICE, SUPERVISOR, count, number, outcome, start, start_sh, stop, wait_for_count};
 
 /// Children until no more are to be had; says so, and keeps them.
@@ -48,8 +47,7 @@ fn sessions_with_all_tasks_of_the_slice_leave_the_running_ones_alone_and_starts_
     assert!(number(&fixture, &full[0].unit, "pids.current") <= 256);
     let during = others.answers(&fixture);
 
-    let mut refused = fixture.standin.start(WORKSPACE, RUNTIME, &["echo", "hi"]).unwrap();
-    let transcript = refused.read_to_end(SOON).unwrap();
+    let transcript = fixture.answer(&["echo", "hi"]);
     assert_eq!((transcript.error_code(), transcript.unit), (Some(ErrorCode::StartFailed), None));
     stop(&mut full[0]);
     let after = others.go_on(&fixture);
@@ -80,8 +78,7 @@ fn sixteen_sessions_with_busy_loops_leave_the_supervisor_within_its_own_limits()
         });
     }
     let during = others.answers(&fixture);
-    let mut refused = fixture.standin.start(WORKSPACE, RUNTIME, &["echo", "hi"]).unwrap();
-    let seventeenth = refused.read_to_end(SOON).unwrap();
+    let seventeenth = fixture.answer(&["echo", "hi"]);
     assert_eq!(seventeenth.error_code(), Some(ErrorCode::Busy));
 
     let (memory, tasks) = (number(&fixture, SUPERVISOR, "memory.peak"), number(&fixture, SUPERVISOR, "pids.peak"));

@@ -7,6 +7,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use opencode_pty::frame::message::ErrorCode;
+use opencode_pty::limits::HANDSHAKE_TIME;
 use support::peer::{Peer, PeerError, Transcript};
 use support::standin::Probed;
 
@@ -168,6 +169,10 @@ fn the_socket_is_roots_for_the_account_and_its_directory_is_closed_to_others() {
 fn assert_refused(transcript: &Transcript, what: &str) {
     let code = transcript.error_code();
     assert!(matches!(code, None | Some(ErrorCode::Unauthenticated)), "{what}: {transcript:?}");
+    assert_no_session(transcript, what);
+}
+
+fn assert_no_session(transcript: &Transcript, what: &str) {
     assert!(transcript.unit.is_none() && transcript.exit.is_none(), "{what}: {transcript:?}");
 }
 
@@ -176,9 +181,13 @@ fn a_connection_from_before_a_restart_of_the_server_is_no_good_after_it() {
     let mut fixture = Fixture::new();
     // Outside the server's group a child of it survives the restart.
     let elsewhere = "/sys/fs/cgroup/test-elsewhere";
-    for restart in ["systemctl restart opencode-v2.service", "kill -KILL $MAIN; systemctl restart opencode-v2.service"]
-    {
-        let before = fixture.standin.pid();
+    // A connection has five seconds for its handshake, and on a slow machine all of this may take that long.
+    let (mut tries, mut in_time) = (0, 0);
+    let restarts = ["systemctl restart opencode-v2.service", "kill -KILL $MAIN; systemctl restart opencode-v2.service"];
+    while let Some(restart) = restarts.get(in_time) {
+        tries += 1;
+        assert!(tries <= 10, "each start came after the handshake's time, so this test tries nothing");
+        let (before, connected) = (fixture.standin.pid(), Instant::now());
         let early = fixture.standin.peer().unwrap();
         let (held, child) = fixture.standin.peer_held_by_child().unwrap();
         fixture.root(&format!("mkdir -p {elsewhere} && echo {child} >{elsewhere}/cgroup.procs"));
@@ -190,11 +199,17 @@ fn a_connection_from_before_a_restart_of_the_server_is_no_good_after_it() {
         assert_ne!(fixture.standin.pid(), before);
 
         let (early, held) = (start_on(&fixture, early), start_on(&fixture, held));
+        let was_in_time = connected.elapsed() < HANDSHAKE_TIME;
         let alive = fixture.is_alive(&child.to_string());
         fixture.root(&format!("kill -KILL {child}; while ! rmdir {elsewhere} 2>/dev/null; do sleep 0.01; done"));
         assert!(alive, "nobody held the connection, so this test tries nothing");
-        assert_refused(&early, "one that nobody else holds");
-        assert_refused(&held, "one that a child holds");
+        for (transcript, what) in [(&early, "one that nobody else holds"), (&held, "one that a child holds")] {
+            assert_no_session(transcript, what);
+            if was_in_time {
+                assert_refused(transcript, what);
+            }
+        }
+        in_time += usize::from(was_in_time);
         assert_eq!(fixture.left_of_sessions(), "");
         assert_eq!(fixture.ask(&["echo", "again"]), "again");
     }
@@ -235,16 +250,18 @@ fn the_server_is_refused_while_its_unit_is_being_stopped() {
     let mut fixture = Fixture::new();
     let _restart = RestartAtEnd::new(&fixture);
     let gate = Gate::new(&fixture, "ExecStop");
-    let early = fixture.standin.peer().unwrap();
+    let (connected, early) = (Instant::now(), fixture.standin.peer().unwrap());
     fixture.root(&format!("systemctl --no-block stop {SERVER}"));
     gate.wait_for("deactivating stop");
 
+    // One whose caller was found good before is looked at again before anything is started. Its five seconds go on meanwhile.
+    let early = start_on(&fixture, early);
+    let late = connected.elapsed() >= HANDSHAKE_TIME && early.error_code() == Some(ErrorCode::Timeout);
+    assert!(late || early.error_code() == Some(ErrorCode::Unauthenticated), "{early:?}");
+    assert_no_session(&early, "one from before");
     // It is the main process, it lives, and it is told why not.
     let late = start_on(&fixture, fixture.standin.peer().unwrap());
     assert_eq!(late.error_code(), Some(ErrorCode::Unauthenticated), "{late:?}");
-    // One whose caller was found good before is looked at again before anything is started.
-    let early = start_on(&fixture, early);
-    assert_eq!(early.error_code(), Some(ErrorCode::Unauthenticated), "{early:?}");
     assert_eq!(fixture.left_of_sessions(), "");
 
     gate.open();
@@ -321,8 +338,7 @@ except ConnectionResetError:
 fn strangers_leave_nothing_behind_in_the_supervisor() {
     let fixture = Fixture::new();
     let _restart = RestartAtEnd::new(&fixture);
-    assert_eq!(fixture.ask(&["echo", "warm"]), "warm");
-    let before = fixture.supervisor_descriptors();
+    let before = fixture.idle_descriptors();
     // Some who say nothing and some who say much, who hold on and who hang up.
     let program = format!(
         r"
@@ -353,10 +369,7 @@ time.sleep(600)
 "
     );
     let _stranger = Running::python(&fixture, &NAME, &program);
-    wait_until("the strangers' descriptors to be closed", SOON, || {
-        let now = fixture.supervisor_descriptors();
-        if now == before { Ok(()) } else { Err(format!("{now} instead of {before}")) }
-    });
+    fixture.wait_for_descriptors(before, "the strangers");
     let journal = fixture.root(&format!("journalctl --no-pager -o cat -u {SUPERVISOR} | grep -c refused"));
     assert_ne!(journal, "0");
     assert_eq!(fixture.ask(&["echo", "again"]), "again");

@@ -137,7 +137,7 @@ fn c27_sixteen_busy_loops_keep_neither_an_answer_nor_a_stop_waiting() {
     let fixture = Fixture::new();
     let mut sessions: Vec<Session> = (0..PLACES).map(|_| fixture.start_sh("while :; do :; done")).collect();
     let begun = Instant::now();
-    let refused = fixture.standin.start(HOME, 60, &["true"]).unwrap().read_to_end(SOON).unwrap();
+    let refused = fixture.answer(&["true"]);
     assert_eq!(refused.error_code(), Some(ErrorCode::Busy), "{refused:?}");
     assert!(begun.elapsed() < SOON, "the answer took {:?}", begun.elapsed());
     stop_all(&fixture, &mut sessions, SOON);

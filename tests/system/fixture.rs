@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use opencode_pty::frame::message::Exit;
 use support::host::{Host, SERVER, SUPERVISOR};
 use support::peer::{Peer, Transcript};
-use support::standin::{CONTROL_PATH, Standin};
+use support::standin::{CONTROL_PATH, Standin, StartError};
 
 use crate::account::{GID, NAME, WORKSPACE};
 
@@ -23,15 +23,14 @@ use crate::account::{GID, NAME, WORKSPACE};
 pub const SOON: Duration = Duration::from_mins(2);
 /// How long a session of a test may run, where the test is not about that.
 pub const RUNTIME: u32 = 120;
-/// A runtime that is soon over, in seconds. It begins when the unit is up, so the rest of the start is part of it; on a loaded
-/// machine that took up to 0.9 s.
-pub const SHORT_RUNTIME: u32 = 3;
 /// Sessions the supervisor has places for.
 pub const PLACES: usize = 16;
 /// What runs whenever a test begins, and when it ends.
 const SERVICES: [&str; 2] = [SUPERVISOR, SERVER];
 /// The login manager, which is on the bus, too.
 const LOGIND: &str = "systemd-logind.service";
+/// How long a number must stay the same to be taken for one that does. Chosen.
+const STAYS_TIME: Duration = Duration::from_millis(300);
 /// Between two looks at something that sends no event to here.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -96,6 +95,12 @@ impl Fixture {
     /// The same, one of many: what is left is looked at when the test is over.
     pub fn run_one_of_many(&self, words: &[&str]) -> Transcript {
         self.standin.start(WORKSPACE, RUNTIME, words).unwrap().read_to_end(SOON).unwrap()
+    }
+
+    /// What comes of a start that may be refused before the client has sent all of it.
+    pub fn answer(&self, words: &[&str]) -> Transcript {
+        let peer = self.standin.start(WORKSPACE, RUNTIME, words).or_else(StartError::connection);
+        peer.unwrap().read_to_end(SOON).unwrap()
     }
 
     /// The same with a shell's script.
@@ -249,10 +254,33 @@ impl Fixture {
 
     /// What held the last session, in the launcher's words.
     pub fn isolation(&self) -> String {
-        let journal = self
-            .root("journalctl --no-pager -o cat -u opencode-pty-supervisor.service | grep 'started for' | tail -n 1");
+        let read = "journalctl --sync
+            journalctl --no-pager -o cat -u opencode-pty-supervisor.service | grep 'started for' | tail -n 1";
+        let journal = self.root(read);
         let isolation = journal.split_once("groups=").map(|(_, isolation)| format!("groups={isolation}"));
         isolation.unwrap_or_else(|| panic!("the journal does not say it: {journal}"))
+    }
+
+    /// How many descriptors the supervisor has open when it has served and nobody is there, once that stays the same: what it opens
+    /// once and keeps is among them, and it may still be closing what an earlier test had.
+    pub fn idle_descriptors(&self) -> usize {
+        self.ask(&["true"]);
+        let (mut last, mut since) = (self.supervisor_descriptors(), Instant::now());
+        wait_until("the supervisor to be idle", SOON, || {
+            let now = self.supervisor_descriptors();
+            if now != last {
+                (last, since) = (now, Instant::now());
+            }
+            if since.elapsed() >= STAYS_TIME { Ok(now) } else { Err(format!("{now}, for {:?}", since.elapsed())) }
+        })
+    }
+
+    /// Waits until it has so many open as before.
+    pub fn wait_for_descriptors(&self, before: usize, after: &str) {
+        wait_until(&format!("the supervisor to close what came with {after}"), SOON, || {
+            let now = self.supervisor_descriptors();
+            if now == before { Ok(()) } else { Err(format!("{now} descriptors instead of {before}")) }
+        });
     }
 
     /// How many descriptors the supervisor has open.

@@ -26,13 +26,8 @@ struct Scene {
 impl Scene {
     fn new() -> Self {
         let fixture = Fixture::new();
-        // What is opened once and kept is open after this.
-        assert_eq!(fixture.ask(&["echo", "warm"]), "warm");
         let dir = fixture.standin.open(WORKSPACE).unwrap();
-        let descriptors = wait_until("a number of descriptors that stays", SOON, || {
-            let (one, other) = (fixture.supervisor_descriptors(), fixture.supervisor_descriptors());
-            if one == other { Ok(one) } else { Err(format!("{one}, then {other}")) }
-        });
+        let descriptors = fixture.idle_descriptors();
         Self { fixture, dir, descriptors }
     }
 
@@ -69,10 +64,7 @@ impl Scene {
 
     /// Fails unless the supervisor is as it was before, and works.
     fn assert_intact(&self, what: &str) {
-        wait_until(&format!("the supervisor to close what came with: {what}"), SOON, || {
-            let now = self.fixture.supervisor_descriptors();
-            if now == self.descriptors { Ok(()) } else { Err(format!("{now} open instead of {}", self.descriptors)) }
-        });
+        self.fixture.wait_for_descriptors(self.descriptors, what);
         assert_eq!(self.fixture.run_one_of_many(&["echo", "next"]).text(), "next\r\n", "after {what}");
     }
 }
@@ -192,13 +184,24 @@ fn a_start_at_each_limit_is_accepted() {
     let arg = "x".repeat(ARG_BYTES_MAX);
     let words: Vec<String> = [vec!["true".to_owned()], vec![arg; 4], vec![String::new(); ARGS_MAX - 4]].concat();
     let found = rustix::fs::fstat(&scene.dir).unwrap();
-    for runtime in [0, 1, RUNTIME_SECONDS_MAX] {
+    let run = |runtime| {
         let start = Start::new(found.st_dev, found.st_ino, runtime, Words::new(words.clone()).unwrap()).unwrap();
         let mut peer = scene.fixture.standin.peer().unwrap();
         peer.send_start(&start, &scene.dir).unwrap();
-        let transcript = peer.read_to_end(SOON).unwrap();
+        peer.read_to_end(SOON).unwrap()
+    };
+    for runtime in [0, RUNTIME_SECONDS_MAX] {
+        let transcript = run(runtime);
         assert_eq!(transcript.exit, Some(exited(0)), "runtime {runtime}: {transcript:?}");
     }
+    // A second is a runtime, too. On a busy machine the start alone may take it, but not each time.
+    wait_until("a session of one second to be in time", SOON, || {
+        let transcript = run(1);
+        let over = transcript.error_code() == Some(ErrorCode::StartFailed)
+            || transcript.exit.as_ref().is_some_and(|exit| exit.result() == "timeout");
+        assert!(over || transcript.exit == Some(exited(0)), "{transcript:?}");
+        if over { Err(format!("{transcript:?}")) } else { Ok(()) }
+    });
     scene.assert_intact("starts at the limits");
 }
 

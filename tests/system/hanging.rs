@@ -18,7 +18,8 @@ use crate::outside::Running;
 
 /// Less than the 3 s that one call may take: who waited for what hangs takes longer. A busy machine costs less.
 const NOT_HANGING: Duration = Duration::from_millis(2_500);
-/// More than the 5 s a launcher may take and the 2 s until it is killed.
+/// More than the 5 s a launcher may take and the 2 s until it is killed. What six starts beside each other take on this machine
+/// comes to it.
 const KILLED: Duration = Duration::from_secs(9);
 
 /// A file system of directories that are all empty, whatever their name. Its daemon is root's, its files the account's.
@@ -142,10 +143,10 @@ fn times_of_others(fixture: &Fixture, count: usize) -> Vec<Duration> {
     times
 }
 
-/// Fails if sessions wait for what hangs.
+/// Fails if sessions wait for what hangs: each would take so much longer than without.
 fn assert_not_slowed(times: &[Duration], quiet: &[Duration]) {
     let middle = |times: &[Duration]| times[times.len() / 2];
-    assert!(middle(times) < NOT_HANGING, "{times:?}, quiet {quiet:?}");
+    assert!(middle(times) < middle(quiet) + NOT_HANGING, "{times:?}, quiet {quiet:?}");
     // Each of them worked. Times are held against each other in the long form, on a machine that has nothing else to do.
     if crate::flood::long() {
         assert!(middle(times) < middle(quiet) * 2 + Duration::from_millis(250), "{times:?}, quiet {quiet:?}");
@@ -187,11 +188,7 @@ fn t18_a_directory_whose_file_system_hangs_is_refused_in_time_and_nobody_else_no
     let fine = send_all(&fixture, &[(start, dir)]).join().unwrap().remove(0).0;
     assert_eq!(fine.exit, Some(crate::fixture::exited(0)), "{fine:?}");
     let quiet = times_of_others(&fixture, 10);
-    wait_until("that session to be gone", SOON, || {
-        let left = fixture.left_of_sessions();
-        if left.is_empty() { Ok(()) } else { Err(left) }
-    });
-    let (threads_before, descriptors) = (threads(&fixture), fixture.supervisor_descriptors());
+    let (threads_before, descriptors) = (threads(&fixture), fixture.idle_descriptors());
 
     let mut patient = fixture.start(&["cat"]);
     let requests: Vec<_> = (0..12)
@@ -222,10 +219,7 @@ fn t18_a_directory_whose_file_system_hangs_is_refused_in_time_and_nobody_else_no
 
     fuse.go_on();
     patient.stop_and_read();
-    wait_until("the supervisor to close all of it", SOON, || {
-        let now = fixture.supervisor_descriptors();
-        if now == descriptors { Ok(()) } else { Err(format!("{now} descriptors instead of {descriptors}")) }
-    });
+    fixture.wait_for_descriptors(descriptors, "all of it");
     let (start, dir) = request(&fixture, &format!("{}/fine", fuse.mount), Opening::Plain);
     let fine = send_all(&fixture, &[(start, dir)]).join().unwrap().remove(0).0;
     assert_eq!(fine.exit, Some(crate::fixture::exited(0)), "{fine:?}");
@@ -249,7 +243,7 @@ fn t18_a_directory_that_root_may_not_look_at_hangs_the_launcher_alone() {
     let (start, dir) = request(&fixture, &format!("{}/fine", fuse.mount), Opening::Plain);
     let fine = send_all(&fixture, &[(start, dir)]).join().unwrap().remove(0).0;
     assert_eq!(fine.exit, Some(crate::fixture::exited(0)), "{fine:?}");
-    let descriptors = fixture.supervisor_descriptors();
+    let descriptors = fixture.idle_descriptors();
     let quiet = times_of_others(&fixture, 10);
 
     let requests: Vec<_> =
@@ -257,9 +251,11 @@ fn t18_a_directory_that_root_may_not_look_at_hangs_the_launcher_alone() {
     fuse.stop();
     let refused = send_all(&fixture, &requests);
     let during = times_of_others(&fixture, 10);
+    // A second each in a VM.
+    let killed = KILLED + 6 * quiet[quiet.len() / 2];
     for (transcript, time) in refused.join().unwrap() {
         assert!(transcript.unit.is_none() && transcript.error.is_some(), "{transcript:?}");
-        assert!(time < KILLED, "refused after {time:?}");
+        assert!(time < killed, "refused after {time:?}, quiet {quiet:?}");
         eprintln!("{:?} after {time:?}", transcript.error);
     }
     // Its processes are killed although they wait for the file system.
@@ -267,10 +263,7 @@ fn t18_a_directory_that_root_may_not_look_at_hangs_the_launcher_alone() {
     assert_not_slowed(&during, &quiet);
 
     fuse.go_on();
-    wait_until("the supervisor to close all of it", SOON, || {
-        let now = fixture.supervisor_descriptors();
-        if now == descriptors { Ok(()) } else { Err(format!("{now} descriptors instead of {descriptors}")) }
-    });
+    fixture.wait_for_descriptors(descriptors, "all of it");
     assert_eq!(fixture.supervisor_pid(), pid);
     assert_eq!(fixture.ask(&["echo", "again"]), "again");
 }

@@ -9,11 +9,11 @@ use std::process::{Child, ChildStderr, Stdio};
 use opencode_pty::frame::message::{ErrorCode, Exit};
 use support::host::workspace;
 use support::peer::Frame;
-use support::standin::Probed;
+use support::standin::{Probed, SHORT_RUNTIME};
 use support::units::render;
 
 use crate::account::{GID, HOME, WORKSPACE, filled};
-use crate::fixture::{Fixture, RUNTIME, SHORT_RUNTIME, SOON, exited, wait_until};
+use crate::fixture::{Fixture, RUNTIME, SOON, exited, wait_until};
 use crate::outside::{DropIn, RestartAtEnd, SERVER, SUPERVISOR};
 
 /// A unit's properties as `systemctl show` prints them.
@@ -167,10 +167,10 @@ fn a_sessions_unit_has_every_property_it_should() {
 #[test]
 fn a_requests_runtime_is_the_one_thing_of_it_in_the_unit() {
     let fixture = Fixture::new();
-    for (seconds, shown) in [(0, "1h"), (1, "1s"), (61, "1min 1s"), (3_600, "1h")] {
+    for (seconds, shown) in [(0, "1h"), (SHORT_RUNTIME, "3s"), (61, "1min 1s"), (3_600, "1h")] {
         let mut session = fixture.start_for(seconds, &["sleep", "600"]);
         let found = show(&fixture, &session.unit);
-        // The one of 1 s may have ended.
+        // The short one may have ended.
         if found["LoadState"] == "loaded" {
             assert_eq!(found["RuntimeMaxUSec"], shown, "{seconds}");
         }

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use opencode_pty::frame::message::{ErrorCode, Exit};
 use support::host::{ENVIRONMENT_CANARY, PASSWORD_CANARY};
-use support::peer::{Frame, is_unit_name};
+use support::peer::is_unit_name;
 
-use crate::account::{GID, HOME, NAME, UID, WORKSPACE, filled};
-use crate::fixture::{Fixture, PLACES, RUNTIME, SOON, exited, side_by_side};
+use crate::account::{GID, HOME, NAME, UID, filled};
+use crate::fixture::{Fixture, PLACES, exited, side_by_side};
 
 /// What a session's environment is, all of it.
 const ENVIRONMENT: [&str; 7] = [
@@ -129,7 +129,7 @@ fn a_command_that_cannot_be_executed_is_one_line_and_127_or_126() {
     fixture.write(&format!("{scratch}/plain"), 0o644, "#!/bin/sh\necho it ran\n");
     fixture.write(&format!("{scratch}/bad-interpreter"), 0o755, "#!/nonexistent/interpreter\n");
     fixture.write(&format!("{scratch}/bad-binary"), 0o755, "\x7fELF\n");
-    let descriptors = fixture.supervisor_descriptors();
+    let descriptors = fixture.idle_descriptors();
 
     for (command, code) in [
         ("no-such-command", 127),
@@ -147,7 +147,7 @@ fn a_command_that_cannot_be_executed_is_one_line_and_127_or_126() {
         assert!(text.starts_with(&format!("opencode-pty: '{command}'")), "{command}: {text}");
         assert_eq!(text.matches('\n').count(), 1, "{command}: {text}");
     }
-    assert_eq!(fixture.supervisor_descriptors(), descriptors);
+    fixture.wait_for_descriptors(descriptors, "them");
 }
 
 #[test]
@@ -383,12 +383,8 @@ fn sixteen_sessions_run_at_once_and_one_more_is_refused_until_one_ends() {
     let fixture = Fixture::new();
     let mut sessions = side_by_side(PLACES, |_| fixture.start(&["cat"]));
     let refused = || {
-        let mut peer = fixture.standin.start(WORKSPACE, RUNTIME, &["cat"]).unwrap();
-        match peer.next_frame(SOON).unwrap() {
-            Frame::Error(code, _) => assert_eq!(code, ErrorCode::Busy),
-            other => panic!("{other:?}"),
-        }
-        assert_eq!(peer.next_frame(SOON).unwrap(), Frame::Closed);
+        let answer = fixture.answer(&["cat"]);
+        assert_eq!((answer.error_code(), answer.frames), (Some(ErrorCode::Busy), 1), "{answer:?}");
     };
     refused();
     refused();

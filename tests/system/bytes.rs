@@ -333,7 +333,7 @@ fn a_flood_of_tiny_frames_slows_no_other() {
         assert_eq!(fixture.run_one_of_many(&["echo", "hoge"]).text(), "hoge\r\n");
         times.push(begun.elapsed());
     };
-    (0..30).for_each(|_| short(&mut quiet));
+    (0..15).for_each(|_| short(&mut quiet));
     let mut session = fixture.start_sh("stty raw -echo; echo ready; exec cat >/dev/null");
     session.output_until(b"ready", SOON).unwrap();
     let frames: Vec<u8> = (0..10_000).flat_map(|_| encode(Kind::Input, b"x").unwrap()).collect();
@@ -350,13 +350,20 @@ fn a_flood_of_tiny_frames_slows_no_other() {
     }
     typing.join().unwrap();
     session.stop_and_read();
+    // Before it and behind it: whatever else this machine does comes and goes.
+    let mut behind = Vec::new();
+    (0..15).for_each(|_| short(&mut behind));
 
-    quiet.sort_unstable();
-    beside.sort_unstable();
-    let (quiet, beside) = (quiet[quiet.len() / 2], beside[beside.len() / 2]);
+    let middle = |times: &mut [Duration]| {
+        times.sort_unstable();
+        times[times.len() / 2]
+    };
+    let (quiet, beside) = (middle(&mut quiet).max(middle(&mut behind)), middle(&mut beside));
     eprintln!("short sessions take {quiet:?}, and {beside:?} beside one with a flood of tiny frames");
-    // Three programs at full speed share the machine with it.
-    assert!(beside < quiet * 4, "{beside:?} instead of {quiet:?}");
+    // Three programs at full speed share the machine with it. Beside other suites, whose load comes and goes, a quarter of a
+    // second means nothing.
+    let allowed = if long() { quiet * 4 } else { (quiet * 4).max(quiet + Duration::from_millis(250)) };
+    assert!(beside < allowed, "{beside:?} instead of {quiet:?}");
 }
 
 #[test]
@@ -417,7 +424,12 @@ fn an_idle_supervisor_with_sixteen_sessions_sleeps() {
 
     // The watchdog is fed every 30 seconds: in one of two such times, or in neither. On a busy machine that takes the reactor's
     // thread a dozen short naps, since it waits for the other one to have its turn.
-    assert!(sleep() || sleep(), "something woke a thread in both");
+    let again = || {
+        // So that those naps are not in both.
+        thread::sleep(Duration::from_secs(1));
+        sleep()
+    };
+    assert!(sleep() || again(), "something woke a thread in both");
     for session in &sessions {
         session.stop().unwrap();
     }

@@ -848,6 +848,8 @@ fn t12_what_a_session_is_asked_to_run_can_be_read_of_the_command_itself_alone() 
     let script = "export X=$2; (sleep 600; :) & echo ready; read line; wait";
     let mut session = fixture.start(&["/bin/sh", "-c", script, "sh", &argument, &variable]);
     session.line("ready");
+    // Until then what is to execute it has the shell's command line.
+    fixture.wait_for_process(&session.unit, "sleep 600");
     let words = [
         argument.clone(),
         variable,
@@ -881,10 +883,14 @@ fn t12_what_a_session_is_asked_to_run_can_be_read_of_the_command_itself_alone() 
 fn t16_a_session_that_ends_at_once_never_reads_as_a_success() {
     let fixture = Fixture::new();
     // What the manager says of a unit that it has forgotten.
-    let forgotten = fixture.root(
-        "systemd-run --quiet --wait --unit=test-forgotten -p CollectMode=inactive-or-failed sh -c 'exit 19' || true
-        systemctl show -p LoadState,Result,ExecMainStatus test-forgotten | sort | tr '\\n' ' '",
+    fixture.root(
+        "systemd-run --quiet --wait --unit=test-forgotten -p CollectMode=inactive-or-failed sh -c 'exit 19' || true",
     );
+    let forgotten = wait_until("the manager to forget a unit", SOON, || {
+        let show = "systemctl show -p LoadState,Result,ExecMainStatus test-forgotten | sort | tr '\\n' ' '";
+        let shown = fixture.root(show);
+        if shown.contains("LoadState=not-found") { Ok(shown) } else { Err(shown) }
+    });
     assert_eq!(forgotten, "ExecMainStatus=0 LoadState=not-found Result=success ");
 
     // CASES C10: neither lost nor a start that failed.
@@ -1011,7 +1017,20 @@ fn t20_a_session_is_below_the_slice_and_stays_there() {
 
     let controllers = fixture.root("cat /sys/fs/cgroup/cgroup.controllers");
     if controllers.split(' ').any(|controller| controller == "pids") {
-        let forks = "import os, time\ncount = 0\ntry:\n  while count < 400:\n    if os.fork() == 0:\n      time.sleep(60)\n      os._exit(0)\n    count += 1\nexcept OSError: pass\nprint(count)\nos._exit(0)";
+        // It ends them itself: so many take longer to go than a unit has for it.
+        let forks = "import os, signal
+children = []
+try:
+  while len(children) < 400:
+    child = os.fork()
+    if child == 0:
+      signal.pause()
+    children.append(child)
+except OSError: pass
+for child in children:
+  os.kill(child, signal.SIGKILL)
+  os.waitpid(child, 0)
+print(len(children))";
         let count: usize = fixture.ask_python(forks).parse().unwrap();
         assert!(count < 256, "{count} processes in one session");
     } else {

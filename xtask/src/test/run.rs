@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// After this long a command is ended, so that a test that hangs does not take the run with it.
-const SECONDS_MAX: u32 = 1_500;
+const SECONDS_MAX: u32 = 2_400;
 
 /// How many tests did what.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -440,7 +440,9 @@ fn a_whole_session_runs_its_command_in_the_directory_with_nothing_but_what_it_sh
     let scratch = Scratch::new("session");
     let work = scratch.directory("work place", 0o755);
     let mut session = Session::start(unit_launcher(&scratch), File::open(&work).unwrap());
-    let script = "pwd; printf '%s|' \"$@\"; echo; cat /proc/self/status; \
+    // The outer shell has every signal blocked until it comes round after its fork.
+    let script = "until grep -q '^SigBlk:.0*$' /proc/$PPID/status; do sleep 0.01; done; \
+                  pwd; printf '%s|' \"$@\"; echo; cat /proc/self/status; \
                   sed -n 's/^Sig/outer &/p' /proc/$PPID/status; ls -l /proc/self/fd; stty size; env; exit 7";
     session.send(Kind::Start, &start_in(&work, &["sh", "-c", script, "sh", "", "a b", "$HOME", "'\"`id`"]));
 

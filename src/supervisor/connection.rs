@@ -233,9 +233,14 @@ async fn shake_hands(
     let deadline = Instant::now() + HANDSHAKE_TIME;
     let late = |message| Refusal::told(ErrorCode::Timeout, message, "");
 
-    let peer = find_out(deadline, peer::identify(stream, cred, context))
-        .await
-        .ok_or_else(|| Refusal::Silent("its identity was not found out in time".to_owned()))??;
+    let peer = find_out(deadline, peer::identify(stream, cred, context)).await.ok_or_else(|| {
+        // Its user was right by then. The server is told, a stranger isn't.
+        if context.server.is_known(cred.pid) {
+            late("the service manager did not say in time who the caller is")
+        } else {
+            Refusal::Silent("its identity was not found out in time".to_owned())
+        }
+    })??;
     drop(place);
     let slot = context
         .admission

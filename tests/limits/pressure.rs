@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use opencode_pty::frame::message::Exit;
-use support::standin::Tried;
+use support::host::WORKSPACE;
+use support::standin::{LATE_STARTS_MAX, Tried};
 
 pub use support::host::SUPERVISOR;
 
@@ -49,20 +50,17 @@ impl Drop for SliceAsShipped<'_> {
 /// How long a session of these tests may run. Chosen: they are many times slower here than elsewhere.
 const RUNTIME: u32 = 3_600;
 
-/// How often a start is tried that does not get done in the five seconds of a handshake, or in the ten that the manager has.
-/// Chosen: one was seen, on a machine outside that had ten times the work it can do.
-const STARTS_MAX: u32 = 4;
-
-/// A session in the workspace that has said `started`. A start that was too slow is tried again, and said.
+/// A session in the workspace that has said `started`. A start that was too slow is tried again, and said: one was seen, on a
+/// machine outside that had ten times the work it can do.
 pub fn start(fixture: &Fixture, words: &[&str]) -> Session {
-    for _ in 0..STARTS_MAX {
-        match fixture.standin.try_start(RUNTIME, words).unwrap() {
+    for _ in 0..LATE_STARTS_MAX {
+        match fixture.standin.try_start(WORKSPACE, RUNTIME, words).unwrap() {
             Tried::Started(peer, unit) => return Session { peer, unit },
             Tried::Late(answer) => outcome("a start", "5 s, 10 s", &format!("{answer}: not in time on this machine")),
             other @ Tried::Busy => panic!("instead of started came {other:?}"),
         }
     }
-    panic!("{STARTS_MAX} starts failed");
+    panic!("{LATE_STARTS_MAX} starts failed");
 }
 
 /// The same with a shell's script.

@@ -465,7 +465,7 @@ impl Soak<'_> {
 
     /// A session that has said `started`.
     fn started(&self, words: &[&str], runtime: u32) -> Result<(Peer, String), Wrong> {
-        match self.standin.try_start(runtime, words)? {
+        match self.standin.try_start(WORKSPACE, runtime, words)? {
             Tried::Started(peer, unit) => Ok((peer, unit)),
             Tried::Busy => Err(Wrong::Busy),
             Tried::Late(answer) => Err(Wrong::Late(answer)),

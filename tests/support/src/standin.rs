@@ -308,14 +308,14 @@ impl Standin {
         self.start_by(b"start-in", None, runtime_seconds, words, &[dir.as_fd()])
     }
 
-    /// A start in the workspace whose answer may be that it took too long.
+    /// A start whose answer may be that it took too long.
     ///
     /// The supervisor's limits on a start's time are real, and a machine may stand still for seconds; the runtime is one of them.
     /// An answer of that kind that comes before the shortest of them is over is none, nor is one to a client that failed for
     /// another reason.
-    pub fn try_start(&self, runtime_seconds: u32, words: &[&str]) -> io::Result<Tried> {
+    pub fn try_start(&self, dir: impl AsRef<Path>, runtime_seconds: u32, words: &[&str]) -> io::Result<Tried> {
         let begun = Instant::now();
-        let (mut peer, client) = match self.start(WORKSPACE, runtime_seconds, words) {
+        let (mut peer, client) = match self.start(dir, runtime_seconds, words) {
             Ok(peer) => (peer, None),
             Err(StartError::Client { finished, peer }) => (*peer, Some(finished)),
             Err(StartError::Standin(error)) => return Err(error),
@@ -400,8 +400,8 @@ impl Standin {
     }
 }
 
-/// How many starts of sessions to be held may take too long. Chosen.
-const LATE_STARTS_MAX: u32 = 4;
+/// How many starts one after the other may take too long. Chosen.
+pub const LATE_STARTS_MAX: u32 = 4;
 
 /// Asks the stand-in of this machine for sessions, says `started UNIT` for each, and keeps them until it is killed.
 pub fn hold_sessions(count: usize, words: &[&str]) -> io::Result<()> {
@@ -409,7 +409,7 @@ pub fn hold_sessions(count: usize, words: &[&str]) -> io::Result<()> {
     let mut held = Vec::with_capacity(count);
     let mut late = 0;
     while held.len() < count {
-        match standin.try_start(3_600, words)? {
+        match standin.try_start(WORKSPACE, 3_600, words)? {
             Tried::Started(peer, unit) => {
                 println!("started {unit}");
                 held.push(peer);
@@ -511,9 +511,11 @@ fn carry_out(request: Message, paths: &Paths) -> io::Result<Message> {
         ([b"hold"], _) => {
             let socket = connect(paths)?;
             let mut child = Command::new("/bin/sh");
-            child.args(["-c", "trap '' TERM HUP; exec sleep 600"]).process_group(0).stdin(Stdio::null());
-            let pid = with_descriptors(&mut child, vec![socket.try_clone()?])?.spawn()?.id();
-            Ok(Message { words: vec![pid.to_string().into()], fds: vec![socket] })
+            child.args(["-c", "trap '' TERM HUP; echo deaf; exec sleep 600"]).process_group(0).stdin(Stdio::null());
+            let mut child = with_descriptors(&mut child, vec![socket.try_clone()?])?.stdout(Stdio::piped()).spawn()?;
+            // Until then a signal would end it.
+            child.stdout.take().map_or(Ok(()), |mut said| said.read_exact(&mut [0; 5]))?;
+            Ok(Message { words: vec![child.id().to_string().into()], fds: vec![socket] })
         }
         ([b"open", path, opening], _) => {
             let flags = Opening::flags(opening).ok_or_else(|| io::Error::other("unknown way of opening"))?;

@@ -172,13 +172,13 @@ fn input_that_nobody_reads_ends_as_oom_kill_and_costs_the_supervisor_nothing() {
     // script(1) keeps all of it. A gigabyte takes minutes here; OPENCODE_PTY_LONG=1 sends it nevertheless.
     let long = std::env::var_os("OPENCODE_PTY_LONG").is_some();
     set(&fixture, &session.unit, if long { "MemoryHigh=infinity" } else { "MemoryHigh=infinity MemoryMax=96M" });
-    let mib = if long { 1_100 } else { 128 };
 
     let sender = session.peer.sender();
     let typist = thread::spawn(move || {
         let part = vec![b'x'; 1 << 20];
+        // To its end: behind that the supervisor reads on for a while, and drops it.
         let mut sent = 0_u32;
-        while sent < mib && sender.input(&part).is_ok() {
+        while sender.input(&part).is_ok() {
             sent += 1;
         }
         sent
@@ -187,12 +187,11 @@ fn input_that_nobody_reads_ends_as_oom_kill_and_costs_the_supervisor_nothing() {
     let transcript = session.read_to_end();
     let sent = typist.join().unwrap();
     assert_eq!(transcript.exit, Some(out_of_memory()));
-    assert!(sent < mib, "all of it was taken");
     fixture.assert_gone(&session.unit);
     let peak = number(&fixture, SUPERVISOR, "memory.peak") >> 20;
     assert_eq!(count(&fixture, SUPERVISOR, "memory.events", "high"), 0, "the supervisor came to its MemoryHigh");
     outcome(
-        &format!("{mib} MiB of input to a program that never reads"),
+        "input without end to a program that never reads",
         if long { "MemoryMax=1G" } else { "MemoryMax=96M, lowered for speed" },
         &format!("{} after {sent} MiB; supervisor's peak {peak} MiB; {during}", out_of_memory()),
     );

@@ -82,7 +82,8 @@ fn c40_every_descriptor_and_terminal_comes_back_whichever_way_a_session_ends() {
         let left = fixture.left_of_sessions();
         if left.is_empty() { Ok(()) } else { Err(left) }
     });
-    let before = in_use(&fixture);
+    let descriptors = fixture.idle_descriptors();
+    let before = (in_use(&fixture).0, descriptors);
 
     at_a_time(AT_A_TIME, if long() { 3_000 } else { 120 }, mixed);
 

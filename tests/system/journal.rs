@@ -292,7 +292,7 @@ fn the_watchdog_is_fed_while_the_loop_turns_and_a_supervisor_that_hangs_is_repla
     let mut fixture = Fixture::new();
     assert_eq!(fixture.property(SUPERVISOR, "WatchdogUSec"), "1min");
     let _restart = RestartAtEnd::new(&fixture);
-    let _drop_in = DropIn::new(&fixture, SUPERVISOR, "[Service]\nWatchdogSec=5");
+    let _drop_in = DropIn::new(&fixture, SUPERVISOR, "[Service]\nWatchdogSec=10");
     fixture.restart_supervisor();
     let (pid, restarts) = (fixture.supervisor_pid(), fixture.property(SUPERVISOR, "NRestarts"));
 
@@ -318,9 +318,11 @@ fn the_watchdog_is_fed_while_the_loop_turns_and_a_supervisor_that_hangs_is_repla
     });
     assert_ne!(successor, pid);
     assert_ne!(fixture.property(SUPERVISOR, "NRestarts"), restarts);
-    let said = records(&fixture, &format!("-u {SUPERVISOR} _PID=1"));
-    let watchdog = said.iter().any(|record| text(record, "MESSAGE").contains("Failed with result 'watchdog'"));
-    assert!(watchdog, "the manager did not say why");
+    wait_until("the manager to say why", SOON, || {
+        let said = records(&fixture, &format!("-u {SUPERVISOR} _PID=1"));
+        let watchdog = said.iter().any(|record| text(record, "MESSAGE").contains("Failed with result 'watchdog'"));
+        if watchdog { Ok(()) } else { Err(format!("{} records", said.len())) }
+    });
     // `Requires=` took the server along; it comes back by its own `Restart=`.
     fixture.restart_what_ended();
     assert_eq!(fixture.ask(&["echo", "again"]), "again");

@@ -28,8 +28,9 @@ fn crash(fixture: &Fixture) -> String {
     let before = fixture.supervisor_pid();
     fixture.root(&format!("kill -KILL {before}"));
     wait_until("another supervisor and a server", SOON, || {
-        let state = fixture.root(&format!("systemctl is-active {SUPERVISOR} {SERVER} | tr '\\n' ' '; systemctl list-jobs --no-legend | grep -c opencode || true"));
+        // First: what is said of the state afterwards is then of these, or of later ones.
         let (now, server) = (fixture.supervisor_pid(), server_pid(fixture));
+        let state = fixture.root(&format!("systemctl is-active {SUPERVISOR} {SERVER} | tr '\\n' ' '; systemctl list-jobs --no-legend | grep -c opencode || true"));
         let ready = state == "active active 0" && now != before && now != "0" && server != "0";
         if ready { Ok(server) } else { Err(format!("{state} {now} {server}")) }
     })

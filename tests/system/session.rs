@@ -8,7 +8,7 @@ use support::host::{ENVIRONMENT_CANARY, PASSWORD_CANARY};
 use support::peer::is_unit_name;
 
 use crate::account::{GID, HOME, NAME, UID, filled};
-use crate::fixture::{Fixture, PLACES, exited, side_by_side};
+use crate::fixture::{Fixture, PLACES, SOON, exited, side_by_side};
 
 /// What a session's environment is, all of it.
 const ENVIRONMENT: [&str; 7] = [
@@ -48,7 +48,8 @@ fn what_no_test_may_leave_is_seen_while_it_is_there() {
     let left = fixture.gone_within(failed, Duration::ZERO).unwrap_err();
     assert!(left.contains("LoadState=loaded") && left.contains("ActiveState=failed"), "{left}");
     fixture.systemctl(&["reset-failed", failed]);
-    fixture.assert_gone(failed);
+    // When the bus has told the manager that who asked for it has gone.
+    fixture.wait_until_gone(failed, SOON);
 }
 
 // ---- how it ended --------------------------------------------------------------------------------------------

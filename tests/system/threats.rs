@@ -749,7 +749,11 @@ fn t11_a_restart_of_the_supervisor_runs_no_command_again() {
         let properties = [&*format!("BindsTo={SUPERVISOR}"), &format!("After={SUPERVISOR}")];
         let running = Running::start(&fixture, "test-twin", &properties, &["/bin/sh", "-c", &command]);
         wait_until("the twin's command to run", SOON, || {
-            if fixture.host.path(format!("{twin}/runs")).exists() { Ok(()) } else { Err("no file".to_owned()) }
+            if fixture.host.path(format!("{twin}/runs")).exists() && runs(&fixture, &twin) == 1 {
+                Ok(())
+            } else {
+                Err("not yet".to_owned())
+            }
         });
 
         fixture.root(&format!("systemctl {verb} {SUPERVISOR}"));
@@ -781,7 +785,11 @@ fn t11_a_restart_of_a_sessions_unit_does_not_run_its_command_again() {
         let command = format!("echo run >>{twin}/runs; exec sleep 600");
         let running = Running::start(&fixture, "test-twin", &[], &["/bin/sh", "-c", &command]);
         wait_until("the twin's command to run", SOON, || {
-            if fixture.host.path(format!("{twin}/runs")).exists() { Ok(()) } else { Err("no file".to_owned()) }
+            if fixture.host.path(format!("{twin}/runs")).exists() && runs(&fixture, &twin) == 1 {
+                Ok(())
+            } else {
+                Err("not yet".to_owned())
+            }
         });
         fixture.root(&format!("systemctl {verb} {}", running.unit));
         wait_until("the twin's command to run again", SOON, || {
@@ -870,7 +878,7 @@ fn t12_what_a_session_is_asked_to_run_can_be_read_of_the_command_itself_alone() 
         }
     }
     session.stop_and_read();
-    let journal = fixture.root("journalctl --no-pager --output=verbose --all --boot");
+    let journal = fixture.root("journalctl --sync; journalctl --no-pager --output=verbose --all --boot");
     let lines: Vec<&str> =
         journal.lines().filter(|line| words.iter().any(|word| line.contains(word.as_str()))).collect();
     assert_eq!(lines, Vec::<&str>::new());

@@ -189,6 +189,15 @@ fn a_second_check_that_gets_no_answer_starts_nothing() {
     scene.check_that_a_session_works();
 }
 
+#[test]
+fn a_stranger_is_told_nothing_by_a_supervisor_whose_manager_does_not_answer() {
+    let scene = Scene::set();
+    scene.check_that_a_session_works();
+    scene.fake.answer_for("GetAll", SERVER_UNIT, Answer::Silence, usize::MAX);
+    assert_eq!(scene.standin.probe_from_child().unwrap(), Probed::Closed);
+    scene.fake.with(|state| state.script.answers.clear());
+}
+
 /// A question to the manager has a limit of its own, which ends right after the handshake's. Who found both over told the server
 /// that it could not be verified.
 #[test]

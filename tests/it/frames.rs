@@ -9,7 +9,7 @@ use opencode_pty::limits::{DATA_BYTES_MAX, FRAME_PAYLOAD_BYTES_MAX};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use support::peer::start_for;
 
-use crate::scene::{LONG, SERVER_UNIT, Scene, WHILE};
+use crate::scene::{LONG, Scene, WHILE};
 
 /// A header with these fields, whatever they are.
 fn header(magic: [u8; 4], version: u8, kind: u8, reserved: [u8; 2], len: usize) -> Vec<u8> {
@@ -310,9 +310,8 @@ fn a_descriptor_lost_to_a_full_table_is_refused_and_everything_works_again_after
     let mut scene = Scene::set();
     let directory = scene.directory();
 
-    let looks = scene.fake.with(|state| state.called("GetAll", SERVER_UNIT));
     let mut starting = scene.peer();
-    scene.fake.wait("the peer to be known", |state| (state.called("GetAll", SERVER_UNIT) > looks).then_some(()));
+    scene.fake.wait("the peer to be looked up", |state| (state.called("GetUnitByPIDFD", "") > 0).then_some(()));
     std::thread::sleep(WHILE);
     let full = FullTable::of(&mut scene);
     starting.start_in(&directory, 60, &["/bin/true"]).unwrap();

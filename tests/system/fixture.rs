@@ -16,7 +16,7 @@ use opencode_pty::frame::message::{ErrorCode, Exit};
 use opencode_pty::limits::HANDSHAKE_TIME;
 use support::host::{Host, SERVER, SUPERVISOR};
 use support::peer::{Peer, Transcript};
-use support::standin::{CONTROL_PATH, LATE_STARTS_MAX, Standin, StartError, Tried};
+use support::standin::{CONTROL_PATH, Standin, StartError, Tried};
 
 use crate::account::{GID, NAME, WORKSPACE};
 
@@ -78,14 +78,13 @@ impl Fixture {
 
     /// The same with another runtime.
     pub fn start_for(&self, runtime_seconds: u32, words: &[&str]) -> Session {
-        for _ in 0..=LATE_STARTS_MAX {
+        loop {
             match self.standin.try_start(WORKSPACE, runtime_seconds, words).unwrap() {
                 Tried::Started(peer, unit) => return Session { peer, unit },
-                Tried::Late(answer) => eprintln!("a start was late: {answer}"),
+                Tried::Late(answer) => one_was_late(&answer),
                 other @ Tried::Busy => panic!("{other:?} instead of started"),
             }
         }
-        panic!("{LATE_STARTS_MAX} starts and one more were late");
     }
 
     /// The same with a shell's script.
@@ -459,16 +458,23 @@ pub fn exited(code: u32) -> Exit {
 
 /// What comes of a start; once more where the handshake's time was over before anything was done, on a machine that stood still.
 fn unless_late(start: impl Fn() -> Peer) -> Transcript {
-    for _ in 0..LATE_STARTS_MAX {
+    loop {
         let begun = Instant::now();
         let transcript = start().read_to_end(SOON).unwrap();
         let nothing = transcript.frames == 0 || transcript.error_code() == Some(ErrorCode::Timeout);
         if !nothing || begun.elapsed() < HANDSHAKE_TIME {
             return transcript;
         }
-        eprintln!("a start was late: {transcript:?}");
+        one_was_late(&format!("{transcript:?}"));
     }
-    start().read_to_end(SOON).unwrap()
+}
+
+/// Counts a late start. Sixteen may be on their way when a machine stands still; more in one run of the tests are a failure.
+fn one_was_late(answer: &str) {
+    static LATE: AtomicUsize = AtomicUsize::new(0);
+    let late = LATE.fetch_add(1, Ordering::Relaxed) + 1;
+    eprintln!("a start was late, number {late}: {answer}");
+    assert!(late <= 2 * PLACES, "{late} starts were late: {answer}");
 }
 
 /// Waits until `look` finds what it looks for; while it doesn't, it says what there is instead.

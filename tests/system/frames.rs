@@ -414,6 +414,8 @@ fn starts_that_are_not_complete_in_time_are_refused_and_give_their_places_back()
     let mut begun: Option<Instant> = None;
     wait_until("every place to be taken", SOON, || {
         if begun.is_none_or(|begun| begun.elapsed() >= HANDSHAKE_TIME) {
+            peers.clear();
+            scene.fixture.wait_for_descriptors(scene.descriptors, "those that were too early");
             (begun, peers) = (Some(Instant::now()), incomplete());
         }
         let mut peer = scene.fixture.standin.peer().unwrap();

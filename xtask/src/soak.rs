@@ -189,6 +189,15 @@ struct Held {
     processes: usize,
 }
 
+/// Tells a thread that it is over when dropped, also by a worker's panic: the scope waits for that thread.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 struct Soak<'a> {
     host: &'a Host,
     standin: Standin,
@@ -209,8 +218,9 @@ impl Soak<'_> {
         let over = AtomicBool::new(false);
         let samples = thread::scope(|scope| {
             let samples = scope.spawn(|| self.samples(&before, begun, &over));
+            let ends = Over(&over);
             self.work(seed, self.short, |count| begun.elapsed() < time || count < sessions);
-            over.store(true, Ordering::Relaxed);
+            drop(ends);
             samples.join()
         });
         let took = begun.elapsed();
@@ -260,6 +270,7 @@ impl Soak<'_> {
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| self.count_stalls(&over));
+            let _ends = Over(&over);
             thread::scope(|workers| {
                 for worker in 0..WORKERS {
                     let more = &more;
@@ -271,7 +282,6 @@ impl Soak<'_> {
                     });
                 }
             });
-            over.store(true, Ordering::Relaxed);
         });
     }
 

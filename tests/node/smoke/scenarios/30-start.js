@@ -11,7 +11,7 @@ import { HANDSHAKE_TIME, HELPER, allText, children, scenario, waitFor } from '..
 const AT_A_TIME = 4;
 
 scenario('a start frame may be split at every offset', async (t) => {
-  let [next, last] = [1, Infinity];
+  let [next, last, late] = [1, Infinity, 0];
   const worker = async () => {
     while (next < last) {
       const offset = next++;
@@ -26,13 +26,14 @@ scenario('a start frame may be split at every offset', async (t) => {
           // 90: the frame is no longer than that.
           done = error.code === 'helper' && error.message.includes('ended with 90:');
           if (done) last = Math.min(last, offset);
-          // Once more where the handshake's time was over, on a machine that stood still.
-          else if (error.code !== 'timeout' || performance.now() - begun < HANDSHAKE_TIME) throw error;
+          // Once more where the handshake's time was over, on a machine that stood still; not time and again.
+          else if (error.code !== 'timeout' || performance.now() - begun < HANDSHAKE_TIME || ++late > AT_A_TIME) throw error;
         }
       }
     }
   };
   await Promise.all(Array.from({ length: AT_A_TIME }, worker));
+  if (late > 0) t.note(`${late} starts were late`);
   // Header, identity, runtime, two lengths, and four letters.
   assert.equal(last, 12 + 16 + 4 + 4 + 4);
 });

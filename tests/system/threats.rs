@@ -734,7 +734,18 @@ fn counted(fixture: &Fixture) -> (Session, String) {
 }
 
 fn runs(fixture: &Fixture, directory: &str) -> usize {
-    fixture.root(&format!("cat {directory}/runs")).lines().count()
+    fixture.root(&format!("cat {directory}/runs 2>/dev/null || true")).lines().count()
+}
+
+/// Waits until a unit outside of any session has run its command so often.
+fn wait_for_runs(fixture: &Fixture, running: &Running, directory: &str, count: usize) {
+    wait_until(&format!("{} to run its command, {count} in all", running.unit), SOON, || {
+        if runs(fixture, directory) == count {
+            Ok(())
+        } else {
+            Err(fixture.root(&format!("systemctl status {} || true", running.unit)))
+        }
+    });
 }
 
 #[test]
@@ -748,23 +759,11 @@ fn t11_a_restart_of_the_supervisor_runs_no_command_again() {
         let command = format!("echo run >>{twin}/runs; exec sleep 600");
         let properties = [&*format!("BindsTo={SUPERVISOR}"), &format!("After={SUPERVISOR}")];
         let running = Running::start(&fixture, "test-twin", &properties, &["/bin/sh", "-c", &command]);
-        wait_until("the twin's command to run", SOON, || {
-            if fixture.host.path(format!("{twin}/runs")).exists() && runs(&fixture, &twin) == 1 {
-                Ok(())
-            } else {
-                Err("not yet".to_owned())
-            }
-        });
+        wait_for_runs(&fixture, &running, &twin, 1);
 
         fixture.root(&format!("systemctl {verb} {SUPERVISOR}"));
 
-        wait_until("the twin's command to run again", SOON, || {
-            if runs(&fixture, &twin) == 2 {
-                Ok(())
-            } else {
-                Err(fixture.root(&format!("systemctl status {} || true", running.unit)))
-            }
-        });
+        wait_for_runs(&fixture, &running, &twin, 2);
         drop(running);
         let exit = session.read_to_end().exit;
         assert!(exit.as_ref().is_none_or(|exit| *exit == Exit::lost()), "{exit:?}");
@@ -784,21 +783,9 @@ fn t11_a_restart_of_a_sessions_unit_does_not_run_its_command_again() {
         let twin = fixture.scratch();
         let command = format!("echo run >>{twin}/runs; exec sleep 600");
         let running = Running::start(&fixture, "test-twin", &[], &["/bin/sh", "-c", &command]);
-        wait_until("the twin's command to run", SOON, || {
-            if fixture.host.path(format!("{twin}/runs")).exists() && runs(&fixture, &twin) == 1 {
-                Ok(())
-            } else {
-                Err("not yet".to_owned())
-            }
-        });
+        wait_for_runs(&fixture, &running, &twin, 1);
         fixture.root(&format!("systemctl {verb} {}", running.unit));
-        wait_until("the twin's command to run again", SOON, || {
-            if runs(&fixture, &twin) == 2 {
-                Ok(())
-            } else {
-                Err(fixture.root(&format!("systemctl status {} || true", running.unit)))
-            }
-        });
+        wait_for_runs(&fixture, &running, &twin, 2);
         drop(running);
 
         // It may say that the unit is being stopped already; that is as well.

@@ -208,6 +208,8 @@ struct Soak<'a> {
 
 impl Soak<'_> {
     fn run(&self, seed: u64, time: Duration, sessions: u64) -> Result<bool, Failure> {
+        // One alone: until the supervisor has found out who the server is, the workers' connections can be too many.
+        self.one(true, &mut Random::new(seed ^ 2));
         self.work(seed ^ 1, false, |count| count < WARM_UP * WORKERS as u64);
         let before = self.settled(None)?;
         let resident_before = self.resident_kib(&before)?;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use opencode_pty::frame::message::ErrorCode;
 use opencode_pty::limits::HANDSHAKE_TIME;
 use rustix::process::Signal;
+use support::ending::Ending;
 use support::fake_manager::{Answer, NO_SUCH_UNIT, PROCESS_UNKNOWN, Server, State, UNKNOWN_METHOD};
 use support::peer::{Frame, Peer};
 use support::standin::Probed;
@@ -270,15 +271,6 @@ fn half_a_start_frame_is_given_up_in_time_and_its_descriptor_closed() {
     assert_eq!(transcript.error_code(), Some(ErrorCode::Timeout), "{transcript:?}");
     drop(peer);
     scene.assert_idle("half a start frame");
-}
-
-/// Tells threads to end when it is dropped.
-struct Ending<'a>(&'a AtomicBool);
-
-impl Drop for Ending<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 #[test]

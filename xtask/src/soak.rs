@@ -17,6 +17,7 @@ use opencode_pty::frame::message::{ErrorCode, Exit};
 use opencode_pty::frame::{Kind, encode};
 use opencode_pty::limits::FOREIGN_CALL_THREADS;
 use opencode_pty::supervisor::foreign::THREAD_NAME;
+use support::ending::Ending;
 use support::host::{self, BootOptions, Host, Suite, WORKSPACE};
 use support::peer::{Peer, PeerError, Transcript};
 use support::random::Random;
@@ -189,15 +190,6 @@ struct Held {
     processes: usize,
 }
 
-/// Tells a thread that it is over when dropped, also by a worker's panic: the scope waits for that thread.
-struct Over<'a>(&'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 struct Soak<'a> {
     host: &'a Host,
     standin: Standin,
@@ -220,7 +212,7 @@ impl Soak<'_> {
         let over = AtomicBool::new(false);
         let samples = thread::scope(|scope| {
             let samples = scope.spawn(|| self.samples(&before, begun, &over));
-            let ends = Over(&over);
+            let ends = Ending(&over);
             self.work(seed, self.short, |count| begun.elapsed() < time || count < sessions);
             drop(ends);
             samples.join()
@@ -272,7 +264,7 @@ impl Soak<'_> {
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| self.count_stalls(&over));
-            let _ends = Over(&over);
+            let _ends = Ending(&over);
             thread::scope(|workers| {
                 for worker in 0..WORKERS {
                     let more = &more;

@@ -9,6 +9,7 @@ pub mod connection_model;
 pub mod decoders;
 /// Bytes and descriptors over a Unix socket, with deadlines.
 pub mod descriptors;
+pub mod ending;
 /// A service manager that says what a test wants, on a private bus.
 pub mod fake_manager;
 pub mod flood;
